@@ -1,0 +1,1 @@
+"""Amaranth hardware of the AutoEMatic accelerator."""

@@ -1,0 +1,1 @@
+"""Hardware building blocks that every accelerator family shares."""

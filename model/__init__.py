@@ -1,0 +1,1 @@
+"""NumPy golden model of the AutoEMatic accelerator; the reference of every bench."""

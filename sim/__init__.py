@@ -1,0 +1,1 @@
+"""cocotb benches, drivers and the simulation runner."""

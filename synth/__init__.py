@@ -1,0 +1,1 @@
+"""Area, timing and energy from open synthesis tools."""
