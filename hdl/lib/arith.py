@@ -1,0 +1,57 @@
+"""Integer sums that synthesis can turn into carry-save trees."""
+
+from collections.abc import Sequence
+
+from amaranth.hdl import Cat, Const, Value
+
+__all__ = ["signed_terms", "tree_sum"]
+
+
+def tree_sum(terms: Sequence[Value]) -> Value:
+    """Add ``terms`` as a balanced tree, so that n terms of w bits give w + ceil(log2 n) bits.
+
+    ``sum()`` would be a chain and one bit wider for every term. Synthesis merges the tree into one carry-save compressor.
+
+    Raises
+    ------
+    ValueError
+        ``terms`` is empty.
+    """
+    level = list(terms)
+    if not level:
+        raise ValueError("terms must hold at least one value, not 0")
+    while len(level) > 1:
+        pairs = [a + b for a, b in zip(level[::2], level[1::2], strict=False)]
+        level = pairs + level[len(level) & ~1 :]
+    return level[0]
+
+
+def signed_terms(magnitudes: Sequence[Value], signs: Sequence[Value]) -> list[Value]:
+    """Turn sign-magnitude numbers into terms whose plain sum is ``Σ (-1)**sign * magnitude``.
+
+    A negative w-bit magnitude m is ``~m + 1 - 2**w``. The inverted bits go in as they are; the ``1 - 2**w`` of all n negative terms
+    together is one word, ``{1, ~n, n} + 2**w`` with n padded to w bits, so no term needs sign bits or a carry in the tree.
+
+    Parameters
+    ----------
+    magnitudes : sequence of Value
+        Unsigned, all of one width w.
+    signs : sequence of Value
+        1 bit each; a set sign on a zero magnitude adds nothing.
+
+    Returns
+    -------
+    list of Value
+        The terms, two more than there are magnitudes; the sum never exceeds the range of the true sum, so it may be cut to that.
+
+    Raises
+    ------
+    ValueError
+        So many terms that their count does not fit w bits, and the word would overlap itself.
+    """
+    width = len(magnitudes[0])
+    count = tree_sum(signs)
+    if len(count) > width:
+        raise ValueError(f"magnitudes must be at least as wide as the count of signs, {len(count)} bits, not {width}")
+    word = Cat(count, Const(0, width - len(count)), ~count, Const(1, 1)).as_signed()
+    return [m ^ s.replicate(width) for m, s in zip(magnitudes, signs, strict=True)] + [word, Const(1 << width)]

@@ -1,0 +1,35 @@
+"""E4M3 group scales as the datapaths see them: a significand and a power of two."""
+
+from amaranth.hdl import Cat, Value
+from amaranth.lib import data
+
+from model.formats import E4M3
+
+__all__ = ["ScaleByte"]
+
+
+class ScaleByte(data.Struct):
+    """One E4M3 scale byte, worth ``significand() * 2**(exponent() - bias - mantissa_bits)``.
+
+    Every byte has a value here: 0x7F (NaN) reads as its bits say, and the sign bit is ignored; ``is_nan`` reports both.
+    """
+
+    mantissa: E4M3.mantissa_bits
+    exponent_field: E4M3.exponent_bits
+    sign: 1
+
+    def is_normal(self) -> Value:
+        """1 bit: the exponent field is not zero, so the significand has its hidden bit."""
+        return self.exponent_field.any()
+
+    def significand(self) -> Value:
+        """4 bits unsigned: the mantissa with its hidden bit."""
+        return Cat(self.mantissa, self.is_normal())
+
+    def exponent(self) -> Value:
+        """4 bits unsigned: the exponent field, 1 for subnormals."""
+        return Cat(self.exponent_field[0] | ~self.is_normal(), self.exponent_field[1:])
+
+    def is_nan(self) -> Value:
+        """1 bit: not a scale that software may store, that is 0x7F or any byte with its sign set."""
+        return self.sign | (self.exponent_field.all() & self.mantissa.all())

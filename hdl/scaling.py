@@ -1,0 +1,82 @@
+"""Block scaling and exact alignment of dot products (paper, sections 6.3 and D.8); the vMAC and both baselines share it."""
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.lib.scale import ScaleByte
+from model.formats import E4M3
+
+__all__ = ["ALIGNED_GROWTH", "BlockScaler"]
+
+SIGNIFICAND = E4M3.mantissa_bits + 1
+SHIFT = E4M3.exponent_bits + 1
+MAX_SHIFT = 2 * (2**E4M3.exponent_bits - 1) - 2
+"""Largest ``E_W + E_A - 2``."""
+
+ALIGNED_GROWTH = 2 * SIGNIFICAND + MAX_SHIFT
+"""Bits that scaling and alignment add to a dot product, 36."""
+
+
+class BlockScaler(wiring.Component):
+    """Scale a dot product by two E4M3 scales and align it, exactly.
+
+    ``aligned = o · M_W · M_A · 2**(E_W + E_A - 2)``, two clock cycles after ``o``: one register stage holds the operands, one the product;
+    the shifter behind it is combinational. One result per cycle.
+
+    Parameters
+    ----------
+    width : int
+        Bits of the signed dot product.
+
+    Members
+    -------
+    o : In(signed(width))
+        Dot product.
+    half : In(1)
+        The dot product is given in half units; the result is twice as large.
+    w_scale, a_scale : In(ScaleByte)
+        Scales, sampled with ``o``.
+    aligned : Out(signed(width + 36))
+        Scaled value. The caller keeps ``|o| · (half + 1)`` within ``width`` bits.
+    """
+
+    def __init__(self, width: int):
+        super().__init__(
+            {
+                "o": In(signed(width)),
+                "half": In(1),
+                "w_scale": In(ScaleByte),
+                "a_scale": In(ScaleByte),
+                "aligned": Out(signed(width + ALIGNED_GROWTH)),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """Build the two register stages, the multiplier and the shifter."""
+        m = Module()
+        o = Signal.like(self.o, reset_less=True)
+        w_significand, a_significand = Signal(SIGNIFICAND, reset_less=True), Signal(SIGNIFICAND, reset_less=True)
+        exponents, half = Signal(SHIFT, reset_less=True), Signal(reset_less=True)
+        m.d.sync += [
+            o.eq(self.o),
+            w_significand.eq(self.w_scale.significand()),
+            a_significand.eq(self.a_scale.significand()),
+            exponents.eq(self.w_scale.exponent() + self.a_scale.exponent()),
+            half.eq(self.half),
+        ]
+
+        # By one significand after the other: two 4-bit multipliers in a row are smaller than an 8-bit one.
+        product = Signal(signed(len(self.o) + 2 * SIGNIFICAND), reset_less=True)
+        shift = Signal(SHIFT, reset_less=True)
+        m.d.sync += [product.eq(o * w_significand * a_significand), shift.eq(exponents - 2 + half)]
+
+        # Short shifts first keep the early stages narrow.
+        shifted = product
+        for stage, select in enumerate(shift):
+            width = min(len(product) + (2 << stage) - 1, len(self.aligned))
+            following = Signal(signed(width), name=f"shifted{stage}")
+            m.d.comb += following.eq(Mux(select, Cat(Const(0, 1 << stage), shifted).as_signed(), shifted))
+            shifted = following
+        m.d.comb += self.aligned.eq(shifted)
+        return m
