@@ -123,6 +123,20 @@ class Vmac(wiring.Component):
     latency: ClassVar[int] = 4
     psum_delay: ClassVar[int] = 3
     throughput: ClassVar[str] = "1 vector per cycle"
+    port_meanings: ClassVar[dict[str, str]] = {
+        "mode_nvfp4": "1 NVFP4 or AutoFP6, 0 AutoFP2; sampled with the vector",
+        "refine_en": "1 AutoFP6; illegal without mode_nvfp4; sampled with the vector",
+        "valid_i": "a vector is on the inputs",
+        "valid_o": "psum_o belongs to a vector",
+        "a": "E2M1 activation of lane k at [4k+3:4k]",
+        "w": "packed pair of lane k at [5k+4:5k]",
+        "a_scale": "E4M3 scale of block j at [8j+7:8j]; AutoFP2 with pair scaling uses the even blocks' only",
+        "w_scale": "E4M3 scale of block j at [8j+7:8j]; AutoFP2: of the even row, odd row in turn (pair), or even row's, then odd row's (group)",
+        "refine": "refinement records, block 0 lowest; slots: 12 bits {is_activation, subgroup, valid, d3..d0}; inplace: 40 bits {A mask, W mask, d15..d0}",
+        "psum_i": "partial sum of the vector presented psum_delay cycles earlier; {odd row, even row} in AutoFP2 mode",
+        "psum_o": "partial sum with the vector added",
+        "status": "sticky until reset: {nan_scale, saturated, illegal}",
+    }
 
     def __init__(self, config: VmacConfig | None = None):
         self._config = config = config or VmacConfig()
@@ -230,7 +244,7 @@ class Vmac(wiring.Component):
         exact = Signal(2, reset_less=True)
         m.d.sync += exact.eq(Cat(nvfp4, exact[0]))
         totals = [tree_sum(values) << unit for values in (even, odd)]
-        accumulator = DualAccumulator(len(totals[0]), config.window_shift)
+        accumulator = DualAccumulator(config.total_bits, config.window_shift)
         m.submodules.accumulator = accumulator
         m.d.comb += [
             accumulator.exact.eq(exact[1]),

