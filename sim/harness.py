@@ -19,6 +19,7 @@ __all__ = ["BulkHarness", "Port", "Row", "harness_verilog", "pack_fields", "unpa
 
 CLOCK = "clk"
 FLAGS = "x"
+UNKNOWN = "__x"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -343,10 +344,14 @@ class BulkHarness:
                 f"the simulation must write {len(data)} rows of {self.outputs.size} bytes, not {raw.size} bytes\n{log}"
             )
         table = raw.reshape(len(data), self.outputs.size)
-        result = {}
+        result: dict[str, np.ndarray] = {}
         for port in self.outputs.ports:
             octets = table[:, port.offset : port.offset + port.size]
-            if port.width <= 64:
+            if port.name == FLAGS:
+                names = [other.name for other in self.outputs.ports if other.name != FLAGS]
+                bits = np.unpackbits(octets, axis=1, bitorder="little")
+                result.update({name + UNKNOWN: bits[:, k].astype(bool) for k, name in enumerate(names)})
+            elif port.width <= 64:
                 wide = np.zeros((len(data), 8), np.uint8)
                 wide[:, : port.size] = octets
                 result[port.name] = wide.view("<u8").reshape(-1)
@@ -371,9 +376,8 @@ class BulkHarness:
         Returns
         -------
         dict of str to ndarray
-            Every output port: uint64 [N], or uint8 [N, ceil(width / 8)] little-endian above 64 bits; and ``x``,
-            uint64 [N], bit ``k`` of which says that output ``k`` has unknown bits (always 0 with Verilator, which has
-            two states).
+            Every output port: uint64 [N], or uint8 [N, ceil(width / 8)] little-endian above 64 bits; and ``<port>__x``,
+            bool [N]: a bit of the output is unknown (never with Verilator, which has two states).
 
         Raises
         ------
