@@ -77,7 +77,9 @@ class DualAccumulator(wiring.Component):
 
     def __init__(self, width: int, window_shift: int, *, switchable: bool = True):
         if window_shift < max(width - HALF, 1):
-            raise ValueError(f"window_shift must be at least {max(width - HALF, 1)} for {width}-bit values, not {window_shift}")
+            raise ValueError(
+                f"window_shift must be at least {max(width - HALF, 1)} for {width}-bit values, not {window_shift}"
+            )
         self._width = width
         self._window_shift = window_shift
         self._switchable = switchable

@@ -108,8 +108,12 @@ def generate(name: str, *, sources: bool = False, **parameters: object) -> Gener
 
 
 def _sidecar(block: Block, config: Any, component: Any, verilog: str) -> dict[str, Any]:
-    clocked = f"module {block.name}(" in verilog and " clk" in verilog.partition(");")[0].replace(",", " ").replace("(", " ")
-    ports = [{"name": p, "direction": "input", "width": 1, "meaning": text} for p, text in _CLOCK_PORTS.items() if clocked]
+    clocked = f"module {block.name}(" in verilog and " clk" in verilog.partition(");")[0].replace(",", " ").replace(
+        "(", " "
+    )
+    ports = [
+        {"name": p, "direction": "input", "width": 1, "meaning": text} for p, text in _CLOCK_PORTS.items() if clocked
+    ]
     for path, member, value in component.signature.flatten(component):
         port = "__".join(map(str, path))
         ports.append(
@@ -172,11 +176,27 @@ def _describe(block: Block) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m hdl.build", description="Write Verilog and a JSON sidecar of one block or all.")
+    parser = argparse.ArgumentParser(
+        prog="python -m hdl.build", description="Write Verilog and a JSON sidecar of one block or all."
+    )
     parser.add_argument("block", nargs="?", help=f"{', '.join(BLOCKS)} or all")
     parser.add_argument("--list", action="store_true", help="list blocks and parameters")
-    parser.add_argument("--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="parameters; with all, of the blocks that have them")
-    parser.add_argument("-o", "--output", type=Path, default=Path("build/verilog"), metavar="DIR", help="output folder (default: %(default)s)")
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUE",
+        help="parameters; with all, of the blocks that have them",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("build/verilog"),
+        metavar="DIR",
+        help="output folder (default: %(default)s)",
+    )
     parser.add_argument("--sources", action="store_true", help="keep source paths in the Verilog")
     options = parser.parse_args(arguments)
     if options.list:
@@ -212,7 +232,10 @@ def _write(options: argparse.Namespace) -> None:
     options.output.mkdir(parents=True, exist_ok=True)
     for block, parameters in chosen:
         generated = generate(block.name, sources=options.sources, **parameters)
-        for suffix, text in (("v", generated.verilog), ("json", json.dumps(generated.sidecar, indent=2, ensure_ascii=False) + "\n")):
+        for suffix, text in (
+            ("v", generated.verilog),
+            ("json", json.dumps(generated.sidecar, indent=2, ensure_ascii=False) + "\n"),
+        ):
             (options.output / f"{block.name}.{suffix}").write_text(text, encoding="utf-8", newline="\n")
         print(f"{options.output / block.name}.v  {dataclasses.asdict(block.config(**parameters))}")
 

@@ -64,16 +64,20 @@ class PackedPair(data.Struct):
         Only 15 of the pairs do (table 8 of the paper); for the others the value is arbitrary, which is what makes the logic small.
         """
         e, x0, x1 = self.escape, self.f0.double, self.f1.double
-        q1_zero, q0_zero = self.f1.as_value()[1], self.f1.as_value()[0]
+        q1_zero = self.f1.as_value()[1]
+        same_signs = ~(self.f0.negative ^ self.f1.negative)
+        # Alone, Q1 gives 2 or 4. With Q0 = ±1 it is opposite: 1 or 3; with Q0 = ±2: 6, 8, or 12 if not opposite.
+        only_q1 = e & ~q1_zero
         return Cat(
             ~e & ~x0,
-            (e & ~q0_zero) | (e & ~q1_zero & ~x0) | (~e & ~x0 & ~x1),
-            (e & x0 & ~(q1_zero & q0_zero)) | (~e & x0 & ~x1),
-            ~e & x0,
+            (only_q1 & ~x0) | (~e & ~(x0 ^ x1)),
+            (only_q1 & x0) | (~e & x0 & (x1 | same_signs)),
+            ~e & x0 & ~x1,
         )
 
     def weight_binade(self) -> tuple[Value, Value, Value]:
         """Three one-hot bits: the NVFP4 weight's magnitude is below 2, in [2, 4), or at least 4."""
-        middle = self.escape & self.f0.double & ~self.f1.as_value().all()
-        high = ~self.escape & self.f0.double
+        e, x0, x1 = self.escape, self.f0.double, self.f1.double
+        middle = (e & x0 & ~self.f1.as_value()[1]) | (~e & x0 & x1)
+        high = ~e & x0 & ~x1
         return ~(middle | high), middle, high

@@ -8,7 +8,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.lanes import GROUP
-from hdl.lib.arith import signed_terms, tree_sum
+from hdl.lib.arith import gated, signed_terms, tree_sum
 from hdl.lib.e2m1 import E2M1Code
 from hdl.packed_pair import PackedPair
 from model.vmac import VmacConfig
@@ -65,7 +65,9 @@ def choose(subgroup: Value, candidates: Sequence[int]) -> dict[int, Value]:
     tests: dict[int, Value] = {}
     for chosen in candidates:
         bits = next(subset for subset in subsets if tells_apart(subset, chosen))
-        tests[chosen] = Cat(*(subgroup[b] if chosen >> b & 1 else ~subgroup[b] for b in bits)).all() if bits else Const(1, 1)
+        tests[chosen] = (
+            Cat(*(subgroup[b] if chosen >> b & 1 else ~subgroup[b] for b in bits)).all() if bits else Const(1, 1)
+        )
     return tests
 
 
@@ -95,7 +97,7 @@ def _offset_terms(
     term, sign = Signal(width, name=f"{name}_term"), Signal(name=f"{name}_sign")
     value = Const(0, width)
     for shift, chosen in enumerate(shifts):
-        value = value | ((magnitude & chosen.replicate(len(magnitude))) << shift)
+        value = value | (gated(magnitude, chosen) << shift)
     m.d.comb += [term.eq(value), sign.eq(negative ^ offset[1])]
     return term, sign
 
@@ -104,7 +106,7 @@ def _gated(values: Sequence[Value], gates: Sequence[Value]) -> Value:
     """AND-OR selection; nothing toggles while every gate is 0."""
     result = Const(0, len(values[0]))
     for value, gate in zip(values, gates, strict=True):
-        result = result | (value & gate.replicate(len(value)))
+        result = result | gated(value, gate)
     return result
 
 
@@ -132,7 +134,7 @@ class SlotRefinement(wiring.Component):
                 "a": In(data.ArrayLayout(E2M1Code, GROUP)),
                 "w": In(data.ArrayLayout(PackedPair, GROUP)),
                 "record": In(record_layout(config)),
-                "r": Out(signed(sum_width(config))),
+                "r": Out(signed(config.output_bits)),
             }
         )
 
@@ -162,15 +164,13 @@ class SlotRefinement(wiring.Component):
                 activation.eq(_gated([Cat(self.a[k].doubled_magnitude(), self.a[k].sign) for k in elements], take_a)),
                 pair.eq(_gated([self.w[k].as_value() for k in elements], take_w)),
             ]
-            weight = Cat(
-                pair.weight_doubled_magnitude() & weights_live.replicate(4), pair.weight_negative()
-            )
+            weight = Cat(gated(pair.weight_doubled_magnitude(), weights_live), pair.weight_negative())
             operand = activation | weight
             binade: list[Value] = []
             if config.step == "exponent":
-                refined = [
-                    Cat(*self.a[k].binade()) for k in elements
-                ] + [Cat(*self.w[k].weight_binade()) for k in elements]
+                refined = [Cat(*self.a[k].binade()) for k in elements] + [
+                    Cat(*self.w[k].weight_binade()) for k in elements
+                ]
                 picked = Signal(3, name=f"{name}_binade")
                 m.d.comb += picked.eq(_gated(refined, take_w + take_a))
                 binade = list(picked)
@@ -195,7 +195,7 @@ class InPlaceRefinement(wiring.Component):
                 "a": In(data.ArrayLayout(E2M1Code, GROUP)),
                 "w": In(data.ArrayLayout(PackedPair, GROUP)),
                 "record": In(record_layout(config)),
-                "r": Out(signed(sum_width(config))),
+                "r": Out(signed(config.output_bits)),
             }
         )
 

@@ -8,7 +8,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.accumulate import DualAccumulator
 from hdl.lanes import GROUP, DigitBlock
-from hdl.lib.arith import tree_sum
+from hdl.lib.arith import gated, tree_sum
 from hdl.lib.e2m1 import E2M1Code
 from hdl.lib.scale import ScaleByte
 from hdl.packed_pair import PackedPair
@@ -65,16 +65,13 @@ class ModeReduction(wiring.Component):
         m = Module()
         nvfp4 = self.mode_nvfp4
 
-        def only(condition: Value, value: Value) -> Value:
-            return (value & condition.replicate(len(value))).as_signed()
-
         if self._group_scaling:
-            swapped0, swapped1 = only(nvfp4, self.b << 1), only(nvfp4, self.c << 2)
+            swapped0, swapped1 = gated(self.b, nvfp4) << 1, gated(self.c, nvfp4) << 2
         else:
             swapped0, swapped1 = Mux(nvfp4, self.b << 1, self.c), Mux(nvfp4, self.c << 2, self.b << 1)
         sums = [
-            [self.a, only(nvfp4, self.a) << 2, swapped0],
-            [self.d << 1, only(nvfp4, self.c), swapped1],
+            [self.a, gated(self.a, nvfp4) << 2, swapped0],
+            [self.d << 1, gated(self.c, nvfp4), swapped1],
         ]
         if self._refinement_width:
             sums = [[*(term << 2 for term in terms), r] for terms, r in zip(sums, (self.r0, self.r1), strict=True)]
@@ -222,18 +219,24 @@ class Vmac(wiring.Component):
             m.submodules[f"reduction{pair}"] = reduction
             m.d.comb += [
                 reduction.mode_nvfp4.eq(nvfp4),
-                *(port.eq(tree) for port, tree in zip((reduction.a, reduction.b, reduction.c, reduction.d), (a, b, c, d), strict=True)),
+                *(
+                    port.eq(tree)
+                    for port, tree in zip(
+                        (reduction.a, reduction.b, reduction.c, reduction.d), (a, b, c, d), strict=True
+                    )
+                ),
             ]
             if refined:
                 m.d.comb += [reduction.r0.eq(refinements[first]), reduction.r1.eq(refinements[second])]
             if grouped:
                 second_scale = Mux(nvfp4, w_scale[second].as_value(), w_scale[config.blocks + second].as_value())
                 second_activation = a_scale[second]
-                autofp2 = (~nvfp4).replicate(len(c))
-                even.append(scaled(f"{second}_even", (c & autofp2).as_signed() << 2 - unit, Const(1, 1), w_scale[second], a_scale[second]))
-                odd.append(
-                    scaled(f"{first}_odd", (b & autofp2).as_signed() << 2 - unit, Const(1, 1), w_scale[config.blocks + first], a_scale[first])
-                )
+                for rows, name, dot, w_byte, a_byte in (
+                    (even, f"{second}_even", c, second, second),
+                    (odd, f"{first}_odd", b, config.blocks + first, first),
+                ):
+                    half_units = gated(dot, ~nvfp4) << 2 - unit
+                    rows.append(scaled(name, half_units, Const(1, 1), w_scale[w_byte], a_scale[a_byte]))
             else:
                 second_scale = w_scale[second]
                 second_activation = Mux(nvfp4, a_scale[second].as_value(), a_scale[first].as_value())

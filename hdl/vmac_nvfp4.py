@@ -47,7 +47,11 @@ class ProductBlock(wiring.Component):
 
         products, signs = [], []
         for k, (a, w) in enumerate(zip(self.a, self.w, strict=True)):
-            core, by_a, product = Signal(4, name=f"core{k}"), Signal(6, name=f"core{k}_a"), Signal(8, name=f"product{k}")
+            core, by_a, product = (
+                Signal(4, name=f"core{k}"),
+                Signal(6, name=f"core{k}_a"),
+                Signal(8, name=f"product{k}"),
+            )
             sign = Signal(name=f"sign{k}")
             m.d.comb += [
                 core.eq(significand(a) * significand(w)),

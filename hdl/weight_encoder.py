@@ -2,7 +2,7 @@
 
 from typing import ClassVar, NamedTuple
 
-from amaranth.hdl import Cat, Module, Mux, Signal, Value
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -218,6 +218,6 @@ class WeightEncoder(wiring.Component):
     @staticmethod
     def _rederived(code: E2M1Code, reaches_one: Value, reaches_two: Value) -> EncodedDigit:
         magnitude = Cat(code.mantissa, code.exponent)
-        one = Cat(reaches_one[i] & (magnitude == ONE + i) for i in range(len(reaches_one))).any()
-        two = Cat(reaches_two[i] & (magnitude == TWO + i) for i in range(len(reaches_two))).any()
+        one = Cat(reaches_one[i] & (magnitude == Const(ONE + i, 3)) for i in range(len(reaches_one))).any()
+        two = Cat(reaches_two[i] & (magnitude == Const(TWO + i, 3)) for i in range(len(reaches_two))).any()
         return EncodedDigit(one, two, code.sign)

@@ -113,4 +113,6 @@ def dequantize(weights: BlockScaled, scaling: Literal["pair", "group"] = "pair",
     """Return the values ``c · T · B · digit``, cropped to the true length, float32."""
     values, scales = digits(weights, scaling)
     per_element = np.repeat(E4M3.decode(scales), weights.group, axis=-1)
-    return (values * per_element * np.float32(weights.tensor_scale) * np.float32(c))[..., : weights.length].astype(np.float32)
+    return (values * per_element * np.float32(weights.tensor_scale) * np.float32(c))[..., : weights.length].astype(
+        np.float32
+    )

@@ -285,7 +285,9 @@ def refinement_sums(config: VmacConfig, vectors: Vectors) -> NDArray[np.int64]:
     stray = of_activation & ~np.isin(vectors.w, NVFP4_PAIRS) & ~((vectors.w >> 2) == 0b111)
     if stray.any():
         row, lane = np.argwhere(stray)[0]
-        raise ValueError(f"w must hold NVFP4 weights where the activation is refined, not pair {vectors.w[row, lane]:#04x} at ({row}, {lane})")
+        raise ValueError(
+            f"w must hold NVFP4 weights where the activation is refined, not pair {vectors.w[row, lane]:#04x} at ({row}, {lane})"
+        )
     doubled_a = _DOUBLED[vectors.a]
     doubled_w = PAIR_DIGITS[vectors.w].astype(np.int64) @ np.array([5, 2])
     if config.step == "exponent":
@@ -406,7 +408,9 @@ def _vmac(config: VmacConfig, v: Vectors) -> Result:
         o[r, :blocks] += refinement_sums(config, v[r])
     values[n, :blocks] = scaled(o[n, :blocks], v.w_scale[n, :blocks], v.a_scale[n])
     psum[n] = accumulate_exact(v.psum[n], values[n])
-    status[n] |= np.where(is_nan_scale(v.w_scale[n, :blocks]).any(1) | is_nan_scale(v.a_scale[n]).any(1), NAN_SCALE, 0).astype(np.uint8)
+    status[n] |= np.where(
+        is_nan_scale(v.w_scale[n, :blocks]).any(1) | is_nan_scale(v.a_scale[n]).any(1), NAN_SCALE, 0
+    ).astype(np.uint8)
 
     n = np.flatnonzero(~nvfp4)
     if grouped:
@@ -421,7 +425,9 @@ def _vmac(config: VmacConfig, v: Vectors) -> Result:
         even_values, odd_values = both[:, 0::2], both[:, 1::2]
     psum[n], saturated = accumulate_windowed(v.psum[n], even_values.sum(1), odd_values.sum(1), config.window_shift)
     status[n] |= np.where(saturated, SATURATED, 0).astype(np.uint8)
-    status[n] |= np.where(is_nan_scale(v.w_scale[n]).any(1) | is_nan_scale(a_scale).any(1), NAN_SCALE, 0).astype(np.uint8)
+    status[n] |= np.where(is_nan_scale(v.w_scale[n]).any(1) | is_nan_scale(a_scale).any(1), NAN_SCALE, 0).astype(
+        np.uint8
+    )
     if config.refinement != "none":
         status[n] |= np.where(v.refine_en[n], ILLEGAL, 0).astype(np.uint8)
     return Result(psum, status, o)

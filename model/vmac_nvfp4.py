@@ -67,7 +67,12 @@ def vmac_nvfp4(
         Shapes do not match ``config``.
     """
     rows = len(psum)
-    expected = {"a": (a, config.lanes), "w": (w, config.lanes), "a_scale": (a_scale, config.blocks), "w_scale": (w_scale, config.blocks)}
+    expected = {
+        "a": (a, config.lanes),
+        "w": (w, config.lanes),
+        "a_scale": (a_scale, config.blocks),
+        "w_scale": (w_scale, config.blocks),
+    }
     for name, (array, width) in expected.items():
         if array.shape != (rows, width):
             raise ValueError(f"{name} must have shape {(rows, width)}, not {array.shape}")

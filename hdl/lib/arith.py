@@ -4,7 +4,13 @@ from collections.abc import Sequence
 
 from amaranth.hdl import Cat, Const, Value
 
-__all__ = ["signed_terms", "tree_sum"]
+__all__ = ["gated", "signed_terms", "tree_sum"]
+
+
+def gated(value: Value, enable: Value) -> Value:
+    """Return ``value`` while ``enable`` is set and 0 otherwise, of the same shape."""
+    bits = value.as_unsigned() & enable.replicate(len(value))
+    return bits.as_signed() if value.shape().signed else bits
 
 
 def tree_sum(terms: Sequence[Value]) -> Value:

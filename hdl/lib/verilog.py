@@ -47,7 +47,7 @@ def to_verilog(component: wiring.Component, name: str, *, sources: bool = False)
     keep = "" if sources else "-remove src "
     attributes = f"{keep}-remove generator -remove top -remove amaranth.hierarchy -remove amaranth.decoding"
     script = (
-        f"read_rtlil <<rtlil\n{text}\nrtlil\nproc -norom\nmemory_collect\nopt_clean\n"
+        f"read_rtlil <<rtlil\n{text}\nrtlil\nproc -norom\nmemory_collect\nopt_expr\nopt_clean -purge\n"
         f"attrmap {attributes}\nattrmap -modattr {attributes}\nwrite_verilog -norename\n"
     )
     done = subprocess.run([*yosys_command(), "-q", "-"], input=script, capture_output=True, text=True, check=False)
