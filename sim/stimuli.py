@@ -1,8 +1,8 @@
 """Random and extreme stimuli of the vector MACs and the weight encoder, one array per port and row.
 
-A run is a row of epochs. Each starts with reset and has a character of its own: how often vectors stall, which modes come, which values and
-scales, whether status bits may be raised at all (they are sticky, so an epoch that raises one early would hide the others). Within an epoch
-everything changes from row to row.
+A run is a row of epochs. Each starts with reset and has a character of its own: how often vectors stall, which modes
+come, which values and scales, whether status bits may be raised at all (they are sticky, so an epoch that raises one
+early would hide the others). Within an epoch everything changes from row to row.
 """
 
 import dataclasses
@@ -35,6 +35,9 @@ AUTOFP2, NVFP4, ILLEGAL, AUTOFP6 = range(4)
 
 RESET_ROWS = 3
 MEAN_EPOCH = 300
+# Most epochs (not most rows) are short and draw every class of mode, scale and mask alike, for the rare crosses.
+STEERED_EPOCHS = 0.8
+STEERED_EPOCH = 20
 
 # F1 = 00 with E = 1 never occurs: such a vector must give no X, but its result is anybody's.
 FREE_PAIRS = np.arange(0b10000, 0b10100, dtype=np.uint8)
@@ -127,6 +130,11 @@ class EncoderShape:
     grouped: bool
     clocked: bool
 
+    @classmethod
+    def of(cls, config: Any) -> "EncoderShape":
+        """Describe a weight encoder by its configuration."""
+        return cls(config.lanes, config.scaling == "group", config.registered)
+
 
 @dataclasses.dataclass(frozen=True)
 class Stimulus:
@@ -205,8 +213,8 @@ class Stimulus:
 def slot_table(slots: int) -> NDArray[np.uint64]:
     """Return every legal filling of a block's slots, without offsets: uint64 [fillings, slots].
 
-    A record is ``{is_activation, subgroup, valid}`` above eight zero bits. Subgroups rise with the slot, and slot ``i`` of ``n`` holds one
-    of ``i`` to ``4 - n + i``.
+    A record is ``{is_activation, subgroup, valid}`` above eight zero bits. Subgroups rise with the slot, and slot
+    ``i`` of ``n`` holds one of ``i`` to ``4 - n + i``.
     """
     table = []
     places = [[None, *range(i, 4 - slots + i + 1)] for i in range(slots)]
@@ -275,7 +283,25 @@ def _weights(
     return np.where((profile == 2)[:, None] & (rng.random(size) < 0.85), 0b11100, w).astype(np.uint8)
 
 
-def _refine(rng: np.random.Generator, shape: VectorShape, mode: NDArray[np.uint8]) -> NDArray[np.uint64]:
+def _steered_scales(rng: np.random.Generator, shape: VectorShape, rows: int) -> tuple[NDArray[np.uint8], ...]:
+    """Scale bytes of both operands whose worst class is each class equally often, in a byte that every mode uses."""
+    worst = rng.integers(0, len(SCALE_CLASSES), rows)
+    count = shape.blocks + shape.w_scales
+    below = np.minimum(rng.integers(0, len(SCALE_CLASSES), (rows, count)), worst[:, None])
+    kinds = np.where(rng.random((rows, count)) < 0.5, below, 0)
+    target = rng.integers(0, shape.blocks + 1, rows)
+    kinds[np.arange(rows), np.where(target == 0, 0, shape.blocks + target - 1)] = worst
+    drawn = [
+        rng.integers(low, high, (rows, count))
+        for low, high in ((8, 0x7E), (1, 8), (0, 1), (0x7E, 0x7F), (0x7F, 0x80), (0x80, 0x100))
+    ]
+    octets = np.choose(kinds, drawn).astype(np.uint8)
+    return octets[:, : shape.blocks], octets[:, shape.blocks :]
+
+
+def _refine(
+    rng: np.random.Generator, shape: VectorShape, mode: NDArray[np.uint8], steered: NDArray[np.bool_]
+) -> NDArray[np.uint64]:
     rows = len(mode)
     if shape.refinement == "none":
         return np.zeros((rows, 0), np.uint64)
@@ -283,7 +309,7 @@ def _refine(rng: np.random.Generator, shape: VectorShape, mode: NDArray[np.uint8
     noise = rng.integers(0, 1 << shape.record_bits, (rows, count), dtype=np.uint64)
     same = rng.choice(np.array([0b10, 0b01, 0b11, 0b00], np.uint64), (rows, 1))
     alike = rng.random((rows, 1)) < 0.25
-    no_weights, no_activations = rng.random((2, rows, 1)) < 0.2
+    no_weights, no_activations = rng.random((2, rows, 1)) < np.where(steered, 0.5, 0.2)[:, None]
     if shape.refinement == "inplace":
         offsets = np.where(alike, same * np.uint64(0x5555_5555), noise & np.uint64(2**32 - 1))
         weight_mask, activation_mask = noise >> np.uint64(32) & np.uint64(15), noise >> np.uint64(36)
@@ -300,7 +326,7 @@ def _refine(rng: np.random.Generator, shape: VectorShape, mode: NDArray[np.uint8
         offsets = np.where(alike, same * np.uint64(0x55), noise & np.uint64(255))
         # An invalid record may hold anything in its other fields.
         legal = filling | offsets | np.where(filling == 0, noise & ~np.uint64(0x1FF), np.uint64(0))
-    return np.where((mode == AUTOFP6)[:, None] | (rng.random((rows, 1)) < 0.5), legal, noise)
+    return np.where((mode == AUTOFP6)[:, None] | steered[:, None] | (rng.random((rows, 1)) < 0.5), legal, noise)
 
 
 def _psums(
@@ -346,11 +372,11 @@ def vector_stimulus(shape: VectorShape, rows: int, rng: np.random.Generator, mea
     """
     if rows <= RESET_ROWS:
         raise ValueError(f"rows must be more than {RESET_ROWS}, not {rows}")
-    lengths = [RESET_ROWS]
+    lengths, steering = [RESET_ROWS], [False]
     while sum(lengths) < rows:
-        lengths.append(1 + int(rng.exponential(mean_epoch)))
+        steering.append(bool(rng.random() < STEERED_EPOCHS))
+        lengths.append(1 + int(rng.exponential(STEERED_EPOCH if steering[-1] else mean_epoch)))
     starts = np.cumsum([0, *lengths[:-1]])
-    starts = starts[starts < rows]
     epochs = len(starts)
     epoch = np.zeros(rows, np.int64)
     epoch[starts[1:]] = 1
@@ -359,8 +385,9 @@ def vector_stimulus(shape: VectorShape, rows: int, rng: np.random.Generator, mea
     rst[:RESET_ROWS] = True
     rst[starts[1:]] = True
     rst[np.minimum(starts[1:] + 1, rows - 1)] |= rng.random(epochs - 1) < 0.3
+    steered = np.array(steering)[epoch]
 
-    stall = rng.choice([0.0, 0.0, 0.05, 0.3, 0.9], epochs)[epoch]
+    stall = np.where(steered, 0.5, rng.choice([0.0, 0.0, 0.05, 0.3, 0.9], epochs)[epoch])
     # Stalls come alone or in bursts, and reset meets vectors in flight as well as an empty pipeline.
     valid = rng.random(rows) >= stall
     burst = rng.random(rows) < np.where(stall > 0, 0.02, 0.0)
@@ -374,6 +401,7 @@ def vector_stimulus(shape: VectorShape, rows: int, rng: np.random.Generator, mea
     if ILLEGAL in shape.modes:
         often = rng.choice([0.0, 0.0, 0.02, 0.3], epochs)[epoch]
         mode[(rng.random(rows) < often) & (mode == AUTOFP2)] = ILLEGAL
+    mode = np.where(steered, _choose(rng, np.array(shape.modes, np.uint8), (rows,)), mode)
     nvfp4 = mode & 1 == 1
 
     profile = _pick(rng, [6, 2, 1, 1], (rows,))
@@ -395,6 +423,8 @@ def vector_stimulus(shape: VectorShape, rows: int, rng: np.random.Generator, mea
     kind = _pick(rng, [3, 3, 3, 3], (rows,))
     a_scale = _scales(rng, rows, shape.blocks, bad, kind)
     w_scale = _scales(rng, rows, shape.w_scales, bad, kind)
+    chosen_a, chosen_w = _steered_scales(rng, shape, rows)
+    a_scale, w_scale = np.where(steered[:, None], chosen_a, a_scale), np.where(steered[:, None], chosen_w, w_scale)
     # Scale bytes that a mode does not use must not matter, least of all when they are no numbers.
     unused_a = (~nvfp4[:, None]) & (np.arange(shape.blocks) % 2 == 1) & (not shape.grouped)
     unused_w = nvfp4[:, None] & (np.arange(shape.w_scales) >= shape.blocks)
@@ -414,19 +444,20 @@ def vector_stimulus(shape: VectorShape, rows: int, rng: np.random.Generator, mea
         w=w,
         a_scale=a_scale,
         w_scale=w_scale,
-        refine=_refine(rng, shape, mode),
+        refine=_refine(rng, shape, mode, steered),
         psum=_psums(rng, mode, may_saturate, psum_profile),
         chain=rng.random(rows) < chained,
     )
 
 
 def encoder_stimulus(shape: EncoderShape, rows: int, rng: np.random.Generator) -> dict[str, NDArray[np.uint8]]:
-    """Draw ``rows`` rows of inputs for a weight encoder: mode [N], codes [N, lanes] and scale bytes [N, groups] of both rows.
+    """Draw ``rows`` rows of inputs for a weight encoder: mode [N], codes [N, lanes] and scale bytes [N, groups] of
+    both rows.
 
     Pairs of scales are often close, because the digits' thresholds lie between equal scales and a factor of 12.
     """
     groups = shape.lanes // 16
-    inputs = {"mode_nvfp4": rng.integers(0, 2, rows, dtype=np.uint8)}
+    inputs: dict[str, NDArray[np.uint8]] = {"mode_nvfp4": rng.integers(0, 2, rows, dtype=np.uint8)}
     for row in ("even", "odd"):
         inputs[f"row_{row}"] = rng.integers(0, 16, (rows, shape.lanes), dtype=np.uint8)
         first = rng.integers(0, 0x80, (rows, groups // 2))
