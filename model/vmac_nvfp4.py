@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from model.vmac import GROUP, VmacConfig, accumulate_exact, check_integer, check_lanes, doubled_values, scaled
 from model.formats import is_nan_scale
+from model.vmac import GROUP, VmacConfig, accumulate_exact, check_integer, check_lanes, doubled_values, scaled
 
 __all__ = ["NAN_SCALE", "Nvfp4Config", "vmac_nvfp4"]
 
