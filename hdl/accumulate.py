@@ -4,6 +4,8 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from hdl.lib.verilog import lint_unused
+
 __all__ = ["DualAccumulator", "Saturate"]
 
 HALF = 32
@@ -95,41 +97,51 @@ class DualAccumulator(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """Build a 3:2 compressor, an adder that splits into two, and the clamps."""
         m = Module()
-        exact: Value = self.exact if self._switchable else Const(0, 1)
         shift = self._window_shift
         windowed = [_extended(value[shift:], HALF) for value in (self.even, self.odd)]
         round_up = [value[shift - 1] for value in (self.even, self.odd)]
+        exact: Value = Const(0, 1)
+        if self._switchable:
+            exact = self.exact
+            addends, halves = self._switched(m, windowed, round_up)
+        else:
+            addends = windowed
+            psums = (self.psum[:HALF], self.psum[HALF:])
+            halves = [(psum + addend + up)[:HALF] for psum, addend, up in zip(psums, addends, round_up, strict=True)]
+        saturated = []
+        for name, low, addend, half in zip(("even", "odd"), (0, HALF), addends, halves, strict=True):
+            clamp = Saturate()
+            m.submodules[f"saturate_{name}"] = clamp
+            m.d.comb += [
+                clamp.enable.eq(~exact),
+                clamp.addend_negative.eq(addend[-1]),
+                clamp.psum_negative.eq(self.psum[low + HALF - 1]),
+                clamp.total.eq(half),
+                self.total[low : low + HALF].eq(clamp.clamped),
+            ]
+            saturated.append(clamp.saturated)
+        m.d.comb += self.saturated.eq(saturated[0] | saturated[1])
+        return m
 
+    def _switched(self, m: Module, windowed: list[Value], round_up: list[Value]) -> tuple[list[Value], list[Value]]:
+        """Build the adder of both modes; returns the windowed addends as added, and the two halves of the sum."""
         # In AutoFP2 mode x holds both windowed values and y, free otherwise, their rounding.
         x, y = Signal(2 * HALF), Signal(2 * HALF)
         m.d.comb += x.eq(Cat(*windowed))
         m.d.comb += y.eq(Cat(round_up[0], Const(0, HALF - 1), round_up[1]))
-        if self._switchable:
-            with m.If(exact):
-                m.d.comb += [x.eq(self.even), y.eq(self.odd)]
+        with m.If(self.exact):
+            m.d.comb += [x.eq(self.even), y.eq(self.odd)]
 
-        carry_save, carries = Signal(2 * HALF), Signal(2 * HALF)
+        # The last carry leaves the 64 bits.
+        carry_save, carries = Signal(2 * HALF), Signal(2 * HALF - 1)
         m.d.comb += [
             carry_save.eq(x ^ y ^ self.psum),
             carries.eq((x & y) | (self.psum & (x | y))),
         ]
         # One adder with an extra bit between the halves: it hands the carry on only when one of its operands is set.
-        split = Signal(2 * HALF + 1)
+        split = Signal(2 * HALF + 1, attrs=lint_unused("the bit between the halves only passes the carry on"))
         m.d.comb += split.eq(
-            Cat(carry_save[:HALF], exact, carry_save[HALF:])
-            + Cat(Const(0, 1), carries[: HALF - 1], Const(0, 1), carries[HALF - 1] & exact, carries[HALF:-1])
+            Cat(carry_save[:HALF], self.exact, carry_save[HALF:])
+            + Cat(Const(0, 1), carries[: HALF - 1], Const(0, 1), carries[HALF - 1] & self.exact, carries[HALF:])
         )
-        saturated = []
-        for name, half, low in (("even", 0, 0), ("odd", HALF, HALF + 1)):
-            clamp = Saturate()
-            m.submodules[f"saturate_{name}"] = clamp
-            m.d.comb += [
-                clamp.enable.eq(~exact),
-                clamp.addend_negative.eq(x[half + HALF - 1]),
-                clamp.psum_negative.eq(self.psum[half + HALF - 1]),
-                clamp.total.eq(split[low : low + HALF]),
-                self.total[half : half + HALF].eq(clamp.clamped),
-            ]
-            saturated.append(clamp.saturated)
-        m.d.comb += self.saturated.eq(saturated[0] | saturated[1])
-        return m
+        return [x[:HALF], x[HALF:]], [split[:HALF], split[HALF + 1 :]]

@@ -8,8 +8,9 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.lanes import GROUP
-from hdl.lib.arith import gated, signed_terms, tree_sum
+from hdl.lib.arith import gated, signed_sum_width, signed_terms, tree_sum
 from hdl.lib.e2m1 import E2M1Code
+from hdl.lib.verilog import lint_unused
 from hdl.packed_pair import PackedPair
 from model.vmac import VmacConfig
 
@@ -45,10 +46,8 @@ def record_layout(config: VmacConfig) -> data.Layout:
 
 
 def sum_width(config: VmacConfig) -> int:
-    """Bits of a block's refinement sum R, signed: up to 16 lanes of 2·|X| ≤ 12, |d| ≤ 2, shifted by the binade under the exponent step."""
-    lanes = GROUP if config.refinement == "inplace" else SUBGROUP * config.slots_per_block
-    worst = lanes * 12 * 2 * (4 if config.step == "exponent" else 1)
-    return worst.bit_length() + 1
+    """Bits of a block's refinement sum R as its tree gives it: synthesis merges the tree into the next sum only if nothing is cut off."""
+    return signed_sum_width(config.refined_lanes, 5 if config.step == "fixed" else 7)
 
 
 def choose(subgroup: Value, candidates: Sequence[int]) -> dict[int, Value]:
@@ -102,7 +101,7 @@ def _offset_terms(
     return term, sign
 
 
-def _gated(values: Sequence[Value], gates: Sequence[Value]) -> Value:
+def _selected(values: Sequence[Value], gates: Sequence[Value]) -> Value:
     """AND-OR selection; nothing toggles while every gate is 0."""
     result = Const(0, len(values[0]))
     for value, gate in zip(values, gates, strict=True):
@@ -134,9 +133,13 @@ class SlotRefinement(wiring.Component):
                 "a": In(data.ArrayLayout(E2M1Code, GROUP)),
                 "w": In(data.ArrayLayout(PackedPair, GROUP)),
                 "record": In(record_layout(config)),
-                "r": Out(signed(config.output_bits)),
+                "r": Out(signed(sum_width(config))),
             }
         )
+        if config.slots_per_block > 2:
+            self.record.as_value().attrs.update(
+                lint_unused("a slot with few subgroups to choose from needs not all index bits")
+            )
 
     def elaborate(self, platform: object) -> Module:
         """Build the slots and their common tree."""
@@ -161,18 +164,21 @@ class SlotRefinement(wiring.Component):
             elements = [SUBGROUP * g + i for g in candidates]
             activation, pair = Signal(5, name=f"{name}_a"), Signal(PackedPair, name=f"{name}_w")
             m.d.comb += [
-                activation.eq(_gated([Cat(self.a[k].doubled_magnitude(), self.a[k].sign) for k in elements], take_a)),
-                pair.eq(_gated([self.w[k].as_value() for k in elements], take_w)),
+                activation.eq(
+                    _selected([Cat(self.a[k].doubled_magnitude(), self.a[k].sign) for k in elements], take_a)
+                ),
+                pair.eq(_selected([self.w[k].as_value() for k in elements], take_w)),
             ]
             weight = Cat(gated(pair.weight_doubled_magnitude(), weights_live), pair.weight_negative())
-            operand = activation | weight
+            operand = Signal(5, name=f"{name}_operand")
+            m.d.comb += operand.eq(activation | weight)
             binade: list[Value] = []
             if config.step == "exponent":
                 refined = [Cat(*self.a[k].binade()) for k in elements] + [
                     Cat(*self.w[k].weight_binade()) for k in elements
                 ]
                 picked = Signal(3, name=f"{name}_binade")
-                m.d.comb += picked.eq(_gated(refined, take_w + take_a))
+                m.d.comb += picked.eq(_selected(refined, take_w + take_a))
                 binade = list(picked)
             term, sign = _offset_terms(m, name, config, operand[:4], operand[4], record.offsets[i], binade)
             terms.append(term)
@@ -195,7 +201,7 @@ class InPlaceRefinement(wiring.Component):
                 "a": In(data.ArrayLayout(E2M1Code, GROUP)),
                 "w": In(data.ArrayLayout(PackedPair, GROUP)),
                 "record": In(record_layout(config)),
-                "r": Out(signed(config.output_bits)),
+                "r": Out(signed(sum_width(config))),
             }
         )
 
@@ -213,13 +219,15 @@ class InPlaceRefinement(wiring.Component):
         for k in range(GROUP):
             of_weight, of_activation = weight_refined[k // SUBGROUP], activation_refined[k // SUBGROUP]
             a, w = self.a[k], self.w[k]
-            operand = _gated(
+            operand = Signal(5, name=f"lane{k}_operand")
+            chosen = _selected(
                 [
                     Cat(a.doubled_magnitude(), a.sign),
                     Cat(w.weight_doubled_magnitude(), w.weight_negative()),
                 ],
                 [of_weight, of_activation],
             )
+            m.d.comb += operand.eq(chosen)
             binade = [Mux(of_weight, of_w, of_a) for of_w, of_a in zip(w.weight_binade(), a.binade(), strict=True)]
             offset = self.record.offsets[k]
             term, sign = _offset_terms(m, f"lane{k}", config, operand[:4], operand[4], offset, binade)

@@ -1,13 +1,16 @@
 """Block scaling and exact alignment of dot products (paper, sections 6.3 and D.8); the vMAC and both baselines share it."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal, signed
-from amaranth.lib import wiring
+from collections.abc import Iterable
+from typing import Any
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
+from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.lib.scale import ScaleByte
+from hdl.lib.scale import ScaleByte, ScaleMagnitude
 from model.formats import E4M3
 
-__all__ = ["ALIGNED_GROWTH", "BlockScaler"]
+__all__ = ["ALIGNED_GROWTH", "BlockScaler", "input_registers"]
 
 SIGNIFICAND = E4M3.mantissa_bits + 1
 SHIFT = E4M3.exponent_bits + 1
@@ -16,6 +19,21 @@ MAX_SHIFT = 2 * (2**E4M3.exponent_bits - 1) - 2
 
 ALIGNED_GROWTH = 2 * SIGNIFICAND + MAX_SHIFT
 """Bits that scaling and alignment add to a dot product, 36."""
+
+
+def input_registers(m: Module, component: wiring.Component, names: Iterable[str]) -> dict[str, Any]:
+    """Register inputs of a vMAC, without reset, and return the registers by name; of scale bytes only the magnitudes are kept."""
+    stage = {}
+    for name in names:
+        port = getattr(component, name)
+        shape = port.shape()
+        scales = isinstance(shape, data.ArrayLayout) and shape.elem_shape is ScaleByte
+        if scales:
+            shape = data.ArrayLayout(ScaleMagnitude, shape.length)
+        register = Signal(shape, name=f"{name}_q", reset_less=True)
+        m.d.sync += register.eq(Cat(*(byte.magnitude for byte in port)) if scales else port)
+        stage[name] = register
+    return stage
 
 
 class BlockScaler(wiring.Component):
@@ -35,7 +53,7 @@ class BlockScaler(wiring.Component):
         Dot product.
     half : In(1)
         The dot product is given in half units; the result is twice as large.
-    w_scale, a_scale : In(ScaleByte)
+    w_scale, a_scale : In(ScaleMagnitude)
         Scales, sampled with ``o``.
     aligned : Out(signed(width + 36))
         Scaled value. The caller keeps ``|o| · (half + 1)`` within ``width`` bits.
@@ -46,8 +64,8 @@ class BlockScaler(wiring.Component):
             {
                 "o": In(signed(width)),
                 "half": In(1),
-                "w_scale": In(ScaleByte),
-                "a_scale": In(ScaleByte),
+                "w_scale": In(ScaleMagnitude),
+                "a_scale": In(ScaleMagnitude),
                 "aligned": Out(signed(width + ALIGNED_GROWTH)),
             }
         )
@@ -72,11 +90,14 @@ class BlockScaler(wiring.Component):
         m.d.sync += [product.eq(o * w_significand * a_significand), shift.eq(exponents - 2 + half)]
 
         # Short shifts first keep the early stages narrow.
-        shifted = product
+        negative = product[-1]
+        shifted: Value = product[:-1]
         for stage, select in enumerate(shift):
-            width = min(len(product) + (2 << stage) - 1, len(self.aligned))
-            following = Signal(signed(width), name=f"shifted{stage}")
-            m.d.comb += following.eq(Mux(select, Cat(Const(0, 1 << stage), shifted).as_signed(), shifted))
+            distance = 1 << stage
+            width = min(len(shifted) + distance, len(self.aligned) - 1)
+            following = Signal(width, name=f"shifted{stage}")
+            extended = Cat(shifted, negative.replicate(distance))
+            m.d.comb += following.eq(Mux(select, Cat(Const(0, distance), shifted), extended))
             shifted = following
-        m.d.comb += self.aligned.eq(shifted)
+        m.d.comb += self.aligned.eq(Cat(shifted, negative))
         return m

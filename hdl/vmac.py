@@ -11,9 +11,10 @@ from hdl.lanes import GROUP, DigitBlock
 from hdl.lib.arith import gated, tree_sum
 from hdl.lib.e2m1 import E2M1Code
 from hdl.lib.scale import ScaleByte
+from hdl.lib.verilog import lint_unused
 from hdl.packed_pair import PackedPair
 from hdl.refinement import InPlaceRefinement, SlotRefinement, record_layout
-from hdl.scaling import BlockScaler
+from hdl.scaling import BlockScaler, input_registers
 from model.vmac import VmacConfig
 
 __all__ = ["ModeReduction", "StatusBits", "Vmac"]
@@ -59,6 +60,9 @@ class ModeReduction(wiring.Component):
         refinement = {name: In(signed(refinement_width)) for name in ("r0", "r1")} if refinement_width else {}
         outputs = {name: Out(signed(width)) for name in ("o0", "o1")}
         super().__init__({"mode_nvfp4": In(1)} | trees | refinement | outputs)
+        if refinement_width > width:
+            for port in (self.r0, self.r1):
+                port.attrs.update(lint_unused("the tree's own width exceeds the output's"))
 
     def elaborate(self, platform: object) -> Module:
         """Build the two sums."""
@@ -75,7 +79,8 @@ class ModeReduction(wiring.Component):
         ]
         if self._refinement_width:
             sums = [[*(term << 2 for term in terms), r] for terms, r in zip(sums, (self.r0, self.r1), strict=True)]
-        m.d.comb += [self.o0.eq(tree_sum(sums[0])), self.o1.eq(tree_sum(sums[1]))]
+        for out, terms in zip((self.o0, self.o1), sums, strict=True):
+            m.d.comb += out.eq(tree_sum(terms, len(out)))
         return m
 
 
@@ -171,11 +176,7 @@ class Vmac(wiring.Component):
 
         # Stage 1: input registers. Only what marks a vector as valid is reset.
         inputs = ["mode_nvfp4", "a", "w", "a_scale", "w_scale", *(["refine_en", "refine"] if refined else [])]
-        stage: dict[str, Signal] = {}
-        for name in inputs:
-            port = getattr(self, name)
-            stage[name] = Signal.like(port, name=f"{name}_q", reset_less=True)
-            m.d.sync += stage[name].eq(port)
+        stage = input_registers(m, self, inputs)
         valid = Signal(self.latency - 1)
         m.d.sync += Cat(valid, self.valid_o).eq(Cat(self.valid_i, valid))
         nvfp4 = stage["mode_nvfp4"]
@@ -210,6 +211,8 @@ class Vmac(wiring.Component):
             scaler = BlockScaler(width)
             m.submodules[f"scaler_{name}"] = scaler
             m.d.comb += [scaler.o.eq(o), scaler.half.eq(half), scaler.w_scale.eq(w_byte), scaler.a_scale.eq(a_byte)]
+            if unit:
+                scaler.aligned.attrs.update(lint_unused("without refinement the sum needs fewer high bits"))
             return scaler.aligned
 
         for pair in range(config.blocks // 2):

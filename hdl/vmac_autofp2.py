@@ -10,9 +10,10 @@ from hdl.accumulate import DualAccumulator
 from hdl.lanes import GROUP, DigitBlock
 from hdl.lib.arith import tree_sum
 from hdl.lib.e2m1 import E2M1Code
-from hdl.lib.scale import ScaleByte
+from hdl.lib.scale import ScaleByte, ScaleMagnitude
+from hdl.lib.verilog import lint_unused
 from hdl.packed_pair import PackedPair
-from hdl.scaling import BlockScaler
+from hdl.scaling import BlockScaler, input_registers
 from model.vmac_autofp2 import AutoFp2Config
 
 __all__ = ["AutoFp2Status", "VmacAutoFp2"]
@@ -82,6 +83,8 @@ class VmacAutoFp2(wiring.Component):
                 "status": Out(AutoFp2Status),
             }
         )
+        if config.scaling == "pair":
+            self.a_scale.as_value().attrs.update(lint_unused("odd bytes keep the port of the vMAC"))
 
     @property
     def config(self) -> AutoFp2Config:
@@ -94,11 +97,11 @@ class VmacAutoFp2(wiring.Component):
         config = self._config
         grouped = config.scaling == "group"
         used = range(config.blocks) if grouped else range(0, config.blocks, 2)
-        stage: dict[str, Signal] = {}
-        for name in ("a", "w", "a_scale", "w_scale"):
-            port = getattr(self, name)
-            stage[name] = Signal.like(port, name=f"{name}_q", reset_less=True)
-            m.d.sync += stage[name].eq(port)
+        stage = input_registers(m, self, ("a", "w", "w_scale"))
+        a_scales = {}
+        for block in used:
+            a_scales[block] = Signal(ScaleMagnitude, name=f"a_scale{block}_q", reset_less=True)
+            m.d.sync += a_scales[block].eq(self.a_scale[block].magnitude)
         valid = Signal(self.latency - 1)
         m.d.sync += Cat(valid, self.valid_o).eq(Cat(self.valid_i, valid))
 
@@ -121,17 +124,21 @@ class VmacAutoFp2(wiring.Component):
                     scaler.o.eq(dot),
                     scaler.half.eq(Const(0, 1)),
                     scaler.w_scale.eq(stage["w_scale"][w_byte]),
-                    scaler.a_scale.eq(stage["a_scale"][first]),
+                    scaler.a_scale.eq(a_scales[first]),
                 ]
+                scaler.aligned.attrs.update(lint_unused("bits below the window are rounded away"))
                 rows[row].append(scaler.aligned)
-        width = config.as_vmac().total_bits
-        accumulator = DualAccumulator(width, config.window_shift, switchable=False)
+        # The accumulator needs one bit below its unit, to round.
+        dropped = config.window_shift - 1
+        accumulator = DualAccumulator(config.as_vmac().total_bits - dropped, 1, switchable=False)
         m.submodules.accumulator = accumulator
-        m.d.comb += [
-            accumulator.even.eq(tree_sum(rows[0]) << _HALVES),
-            accumulator.odd.eq(tree_sum(rows[1]) << _HALVES),
-            accumulator.psum.eq(self.psum_i),
-        ]
+        for addend, values in ((accumulator.even, rows[0]), (accumulator.odd, rows[1])):
+            summed = tree_sum(values)
+            total = Signal(
+                summed.shape(), name=f"{addend.name}_total", attrs=lint_unused("bits below the window are rounded away")
+            )
+            m.d.comb += [total.eq(summed), addend.eq(total << _HALVES >> dropped)]
+        m.d.comb += accumulator.psum.eq(self.psum_i)
         m.d.sync += self.psum_o.eq(accumulator.total)
 
         bad = Cat(*(byte.is_nan() for byte in (*self.w_scale, *(self.a_scale[i] for i in used)))).any()

@@ -10,7 +10,7 @@ from hdl.lanes import GROUP
 from hdl.lib.arith import signed_terms, tree_sum
 from hdl.lib.e2m1 import E2M1Code
 from hdl.lib.scale import ScaleByte
-from hdl.scaling import BlockScaler
+from hdl.scaling import BlockScaler, input_registers
 from model.vmac_nvfp4 import Nvfp4Config
 
 __all__ = ["ProductBlock", "VmacNvfp4"]
@@ -127,11 +127,7 @@ class VmacNvfp4(wiring.Component):
         """Build the pipeline: input registers, dot products, scaling, accumulation."""
         m = Module()
         config = self._config
-        stage: dict[str, Signal] = {}
-        for name in ("a", "w", "a_scale", "w_scale"):
-            port = getattr(self, name)
-            stage[name] = Signal.like(port, name=f"{name}_q", reset_less=True)
-            m.d.sync += stage[name].eq(port)
+        stage = input_registers(m, self, ("a", "w", "a_scale", "w_scale"))
         valid = Signal(self.latency - 1)
         m.d.sync += Cat(valid, self.valid_o).eq(Cat(self.valid_i, valid))
 

@@ -8,7 +8,8 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.lanes import GROUP
 from hdl.lib.e2m1 import E2M1Code
-from hdl.lib.scale import ScaleByte
+from hdl.lib.scale import ScaleByte, ScaleMagnitude
+from hdl.lib.verilog import lint_unused
 from hdl.packed_pair import PackedPair
 from model.formats import E2M1
 from model.weight_encoder import WeightEncoderConfig
@@ -70,30 +71,42 @@ class PairScale(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """Build the comparators, once for the group with the smaller scale."""
         m = Module()
-        magnitudes = [byte.as_value()[:7] for byte in self.scales]
-        second_smaller, first_smaller = Signal(), Signal()
+        first, second = (byte.magnitude for byte in self.scales)
+        first_smaller, second_smaller = Signal(), Signal()
         m.d.comb += [
-            second_smaller.eq(magnitudes[1] < magnitudes[0]),
-            first_smaller.eq(magnitudes[0] < magnitudes[1]),
+            first_smaller.eq(first.as_value() < second.as_value()),
+            second_smaller.eq(second.as_value() < first.as_value()),
         ]
-        large, small = Signal(ScaleByte), Signal(ScaleByte)
+        large, small = Signal(ScaleMagnitude), Signal(ScaleMagnitude)
         m.d.comb += [
-            large.eq(Mux(first_smaller, magnitudes[1], magnitudes[0])),
-            small.eq(Mux(first_smaller, magnitudes[0], magnitudes[1])),
-            self.pair.eq(Cat(large.as_value()[:7], self.scales[0].sign | self.scales[1].sign)),
+            large.eq(Mux(first_smaller, second.as_value(), first.as_value())),
+            small.eq(Mux(first_smaller, first.as_value(), second.as_value())),
+            self.pair.eq(Cat(large, self.scales[0].sign | self.scales[1].sign)),
         ]
 
         # |q|·B ≥ r·B_pair as integers: 8|q|·M ≥ 8r·M_pair·2^d with d the distance of the exponents. No magnitude bridges a distance of 4:
         # then M_pair ≥ 8 (a subnormal pair scale has distance 0), and 6·15 < 8·2^4.
-        distance, far = Signal(2), Signal()
-        wide = large.exponent() - small.exponent()
-        m.d.comb += [far.eq(wide >= 4), distance.eq(wide[:2])]
-        need = Signal(8)
-        m.d.comb += need.eq((large.significand() << 1) << distance)
+        distance, significand, need = Signal(4), Signal(4), Signal(7)
+        m.d.comb += [
+            distance.eq(large.exponent() - small.exponent()),
+            significand.eq(large.significand()),
+        ]
+        shifted = [Cat(Const(0, shift), significand) for shift in range(4)]
+        m.d.comb += need.eq(
+            Mux(distance[1], Mux(distance[0], shifted[3], shifted[2]), Mux(distance[0], shifted[1], shifted[0]))
+        )
+        far = distance[2:].any()
+        single, triple, needed_seven = Signal(4), Signal(6), Signal(10)
+        m.d.comb += [single.eq(small.significand()), triple.eq(single * 3), needed_seven.eq(need * 7)]
 
         def reaches(code: int, eighths: int) -> Value:
-            doubled = int(2 * E2M1.decode(code))
-            return ~far & (small.significand() * (doubled * 4) >= need * (eighths // 2))
+            # 4·|q|·M ≥ 4r·M_pair·2^d, with 4|q| = factor · 2^shift.
+            fourfold = int(4 * E2M1.decode(code))
+            factor, shift = (triple, fourfold // 3) if fourfold % 3 == 0 else (single, fourfold)
+            bound = needed_seven if eighths == 28 else need
+            return ~far & (
+                Cat(Const(0, shift.bit_length() - 1), factor) >= Cat(Const(0, 1 if eighths == 28 else 2), bound)
+            )
 
         one, two = Signal(8 - ONE), Signal(8 - TWO)
         m.d.comb += [
@@ -158,6 +171,8 @@ class WeightEncoder(wiring.Component):
                 "w_scale": Out(data.ArrayLayout(ScaleByte, config.w_scale_bytes)),
             }
         )
+        if config.scaling == "group":
+            self.row_odd.as_value().attrs.update(lint_unused("the plain remap ignores mantissas"))
 
     @property
     def config(self) -> WeightEncoderConfig:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from amaranth.hdl import Cat, Const, Value
 
-__all__ = ["gated", "signed_terms", "tree_sum"]
+__all__ = ["gated", "signed_sum_width", "signed_terms", "tree_sum"]
 
 
 def gated(value: Value, enable: Value) -> Value:
@@ -13,8 +13,10 @@ def gated(value: Value, enable: Value) -> Value:
     return bits.as_signed() if value.shape().signed else bits
 
 
-def tree_sum(terms: Sequence[Value]) -> Value:
+def tree_sum(terms: Sequence[Value], width: int | None = None) -> Value:
     """Add ``terms`` as a balanced tree, so that n terms of w bits give w + ceil(log2 n) bits.
+
+    With ``width`` every partial sum is cut to that many bits, and the result is signed: right whenever the true sum fits.
 
     ``sum()`` would be a chain and one bit wider for every term. Synthesis merges the tree into one carry-save compressor.
 
@@ -28,6 +30,8 @@ def tree_sum(terms: Sequence[Value]) -> Value:
         raise ValueError("terms must hold at least one value, not 0")
     while len(level) > 1:
         pairs = [a + b for a, b in zip(level[::2], level[1::2], strict=False)]
+        if width is not None:
+            pairs = [pair[:width].as_signed() if len(pair) > width else pair for pair in pairs]
         level = pairs + level[len(level) & ~1 :]
     return level[0]
 
@@ -61,3 +65,8 @@ def signed_terms(magnitudes: Sequence[Value], signs: Sequence[Value]) -> list[Va
         raise ValueError(f"magnitudes must be at least as wide as the count of signs, {len(count)} bits, not {width}")
     word = Cat(count, Const(0, width - len(count)), ~count, Const(1, 1)).as_signed()
     return [m ^ s.replicate(width) for m, s in zip(magnitudes, signs, strict=True)] + [word, Const(1 << width)]
+
+
+def signed_sum_width(terms: int, width: int) -> int:
+    """Return the bits of ``tree_sum(signed_terms(…))`` for so many magnitudes of ``width`` bits; more than the true sum needs."""
+    return len(tree_sum(signed_terms([Const(0, width)] * terms, [Const(0, 1)] * terms)))

@@ -5,18 +5,14 @@ from amaranth.lib import data
 
 from model.formats import E4M3
 
-__all__ = ["ScaleByte"]
+__all__ = ["ScaleByte", "ScaleMagnitude"]
 
 
-class ScaleByte(data.Struct):
-    """One E4M3 scale byte, worth ``significand() * 2**(exponent() - bias - mantissa_bits)``.
-
-    Every byte has a value here: 0x7F (NaN) reads as its bits say, and the sign bit is ignored; ``is_nan`` reports both.
-    """
+class ScaleMagnitude(data.Struct):
+    """An E4M3 scale without its sign, 7 bits, worth ``significand() * 2**(exponent() - bias - mantissa_bits)``; NaN reads as its bits say."""
 
     mantissa: E4M3.mantissa_bits
     exponent_field: E4M3.exponent_bits
-    sign: 1
 
     def is_normal(self) -> Value:
         """1 bit: the exponent field is not zero, so the significand has its hidden bit."""
@@ -30,6 +26,13 @@ class ScaleByte(data.Struct):
         """4 bits unsigned: the exponent field, 1 for subnormals."""
         return Cat(self.exponent_field[0] | ~self.is_normal(), self.exponent_field[1:])
 
+
+class ScaleByte(data.Struct):
+    """One E4M3 scale byte as it is stored; its sign bit should be 0."""
+
+    magnitude: ScaleMagnitude
+    sign: 1
+
     def is_nan(self) -> Value:
         """1 bit: not a scale that software may store, that is 0x7F or any byte with its sign set."""
-        return self.sign | (self.exponent_field.all() & self.mantissa.all())
+        return self.sign | self.magnitude.as_value().all()

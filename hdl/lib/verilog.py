@@ -2,17 +2,54 @@
 
 import re
 import subprocess
+from collections.abc import Iterator
 
 from amaranth.back import rtlil
 from amaranth.lib import wiring
 
 from hdl.lib.toolchain import use_yosys, yosys_command
 
-__all__ = ["VerilogError", "to_verilog"]
+__all__ = ["VerilogError", "lint_unused", "to_verilog"]
 
 _MODULE = re.compile(r"^(?:attribute [^\n]*\n)*module \\(\S+)\n.*?^end\n", re.MULTILINE | re.DOTALL)
 _CELL = re.compile(r"^(  cell \\)(\S+)( )", re.MULTILINE)
+_LINT_UNUSED = re.compile(
+    r'^  attribute \\lint_unused "([^"]*)"\n(?:  attribute .*\n)*  wire [^\n]*?\\(\S+)$', re.MULTILINE
+)
+_DECLARED = re.compile(r"^  (?:input|output|wire|reg)\b(?: signed)?(?: \[[^]]*\])? (\S+)")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+# Operators whose result has the width of its operands, and comparisons, whose operands have one width.
+_SAME_WIDTH = ("add", "sub", "mul", "and", "or", "xor", "xnor")
+_COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
+
+_WIDEN = "\n".join(
+    f"""(* techmap_celltype = "${kind}" *)
+module _widen_{kind} (A, B, Y);
+  parameter A_SIGNED = 0; parameter B_SIGNED = 0; parameter A_WIDTH = 1; parameter B_WIDTH = 1; parameter Y_WIDTH = 1;
+  localparam W = {"Y_WIDTH" if kind in _SAME_WIDTH else "A_WIDTH > B_WIDTH ? A_WIDTH : B_WIDTH"};
+  input [A_WIDTH-1:0] A; input [B_WIDTH-1:0] B; output [Y_WIDTH-1:0] Y;
+  wire _TECHMAP_FAIL_ = A_WIDTH == W && B_WIDTH == W;
+  wire [W-1:0] a; wire [W-1:0] b;
+  \\$pos #(.A_SIGNED(A_SIGNED), .A_WIDTH(A_WIDTH), .Y_WIDTH(W)) wide_a (.A(A), .Y(a));
+  \\$pos #(.A_SIGNED(B_SIGNED), .A_WIDTH(B_WIDTH), .Y_WIDTH(W)) wide_b (.A(B), .Y(b));
+  \\${kind} #(.A_SIGNED(A_SIGNED), .B_SIGNED(B_SIGNED), .A_WIDTH(W), .B_WIDTH(W), .Y_WIDTH(Y_WIDTH))
+    _TECHMAP_REPLACE_ (.A(a), .B(b), .Y(Y));
+endmodule"""
+    for kind in (*_SAME_WIDTH, *_COMPARED)
+)
+
+
+_HEADER = """\
+/* verilator lint_off DECLFILENAME */ // submodules stand in the file of their block
+/* verilator lint_off PROCASSINIT */ // registers have a power-up value, so that simulation starts without X
+"""
+
+
+def lint_unused(reason: str) -> dict[str, str]:
+    """Return attributes for a signal some of whose bits are meant to be unused; the Verilog switches that warning off for it alone."""
+    return {"lint_unused": reason}
 
 
 class VerilogError(RuntimeError):
@@ -43,11 +80,21 @@ def to_verilog(component: wiring.Component, name: str, *, sources: bool = False)
     if not _WORD.fullmatch(name):
         raise ValueError(f"name must be a Verilog identifier, not {name!r}")
     use_yosys()
-    text = _shared(rtlil.convert(component, name=name, emit_src=sources), name)
+    text = _shared(_without_idle_resets(rtlil.convert(component, name=name, emit_src=sources)), name)
     keep = "" if sources else "-remove src "
-    attributes = f"{keep}-remove generator -remove top -remove amaranth.hierarchy -remove amaranth.decoding"
+    reasons = {
+        (module[1], name): reason
+        for module in _MODULE.finditer(text)
+        for reason, name in _LINT_UNUSED.findall(module[0])
+    }
+    attributes = (
+        f"{keep}-remove lint_unused -remove generator -remove top -remove amaranth.hierarchy -remove amaranth.decoding"
+    )
     script = (
         f"read_rtlil <<rtlil\n{text}\nrtlil\nproc -norom\nmemory_collect\nopt_expr\nopt_clean -purge\n"
+        # Cut operators to the bits that are used, then widen operands to their operator: no implicit extension or truncation is left.
+        f"wreduce\nopt_clean -purge\nwreduce\nopt_clean -purge\ndesign -push\nread_verilog -icells <<map\n{_WIDEN}\nmap\ndesign -stash widen\ndesign -pop\n"
+        f"techmap -autoproc -map %widen\nopt_clean -purge\nsplitnets -driver w:$*\nopt_clean -purge\n"
         f"attrmap {attributes}\nattrmap -modattr {attributes}\nwrite_verilog -norename\n"
     )
     done = subprocess.run([*yosys_command(), "-q", "-"], input=script, capture_output=True, text=True, check=False)
@@ -55,7 +102,27 @@ def to_verilog(component: wiring.Component, name: str, *, sources: bool = False)
         raise VerilogError(f"yosys could not write {name}: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
     # The header names the Yosys version; the sidecar has that.
     body = re.sub(r"\A/\*.*?\*/\s*", "", done.stdout, flags=re.DOTALL)
-    return f"{body.strip()}\n"
+    waived = "\n".join(_waived(body.splitlines(), reasons))
+    return f"{_HEADER}{waived.strip()}\n"
+
+
+def _waived(lines: list[str], reasons: dict[tuple[str, str], str]) -> Iterator[str]:
+    """Put comments around the declarations of signals marked by :func:`lint_unused`, or of parts of them."""
+    module, name = "", None
+    for line in lines:
+        if line.startswith("module "):
+            module = line.removeprefix("module ").partition("(")[0]
+        match = _DECLARED.match(line)
+        declared = match[1] if match else None
+        if name is not None and declared != name:
+            yield "  /* verilator lint_on UNUSEDSIGNAL */"
+            name = None
+        # Yosys calls part of a split signal name[high:low].
+        base = (module, declared.strip("\\;").partition("[")[0] if declared else "")
+        if base in reasons and name is None:
+            yield f"  /* verilator lint_off UNUSEDSIGNAL */ // {reasons[base]}"
+            name = declared
+        yield line
 
 
 def _shared(text: str, top: str) -> str:
@@ -70,19 +137,46 @@ def _shared(text: str, top: str) -> str:
                 merged[module] = first
         if not merged:
             break
-        modules = {
-            module: _CELL.sub(lambda cell: f"{cell[1]}{merged.get(cell[2], cell[2])}{cell[3]}", body)
-            for module, body in modules.items()
-            if module not in merged
-        }
+        modules = {module: _renamed(body, merged) for module, body in modules.items() if module not in merged}
     plain = {module: module.replace(".", "_") for module in modules}
     for module, given in plain.items():
         short = given.rstrip("0123456789_")
         if module != top and short not in plain.values():
             plain[module] = short
     return "\n".join(
-        _CELL.sub(lambda cell: f"{cell[1]}{plain.get(cell[2], cell[2])}{cell[3]}", body).replace(
-            f"module \\{module}\n", f"module \\{plain[module]}\n", 1
-        )
+        _renamed(body, plain).replace(f"module \\{module}\n", f"module \\{plain[module]}\n", 1)
         for module, body in modules.items()
     )
+
+
+def _renamed(body: str, names: dict[str, str]) -> str:
+    """Give the cells of a module new types."""
+    return _CELL.sub(lambda cell: f"{cell[1]}{names.get(cell[2], cell[2])}{cell[3]}", body)
+
+
+def _without_idle_resets(text: str) -> str:
+    """Take the reset away from modules in which nothing is reset."""
+    idle = {
+        match[1]
+        for match in _MODULE.finditer(text)
+        if len(re.findall(r"\\rst\b", match[0])) == 1
+        and re.search(r"^  wire width 1 input \d+ +\\rst$", match[0], re.MULTILINE)
+    }
+    if not idle:
+        return text
+    for module in idle:
+        text = re.sub(
+            rf"(^module \\{re.escape(module)}\n.*?)^  wire width 1 input \d+ +\\rst\n",
+            r"\1",
+            text,
+            count=1,
+            flags=re.M | re.S,
+        )
+        text = re.sub(
+            rf"(^  cell \\{re.escape(module)} (?:(?!^  end\n).)*?)^    connect \\rst [^\n]*\n",
+            r"\1",
+            text,
+            flags=re.M | re.S,
+        )
+    # What only handed its reset on is idle now.
+    return _without_idle_resets(text)
