@@ -220,10 +220,18 @@ def encoder_coverage(shape: EncoderShape) -> Coverage:
         digits[code, own] = True
     return Coverage(
         [
-            CoverPoint.cross("codes", {"row": rows, "lane": range(shape.lanes), "mode": ENCODER_MODES, "code":
-            range(16)}), CoverPoint.cross(
+            CoverPoint.cross(
+                "codes", {"row": rows, "lane": range(shape.lanes), "mode": ENCODER_MODES, "code": range(16)}
+            ),
+            CoverPoint.cross(
                 "scales",
-                {"row": rows, "pair": pairs, "relation": SCALE_RELATIONS, "binades": _DISTANCES, "subnormal": ("no", "yes")},
+                {
+                    "row": rows,
+                    "pair": pairs,
+                    "relation": SCALE_RELATIONS,
+                    "binades": _DISTANCES,
+                    "subnormal": ("no", "yes"),
+                },
                 related,
             ),
             CoverPoint.cross("digits", {"code": range(16), "digit": range(3)}, digits),
@@ -232,19 +240,24 @@ def encoder_coverage(shape: EncoderShape) -> Coverage:
 
 
 def sample_encoder(
-    coverage: Coverage, shape: EncoderShape, inputs: Mapping[str, NDArray[np.uint8]], digits: tuple[NDArray[np.int8],
-    ...]
+    coverage: Coverage,
+    shape: EncoderShape,
+    inputs: Mapping[str, NDArray[np.uint8]],
+    digits: tuple[NDArray[np.int8], ...],
 ) -> None:
     """Count rows of inputs, all compared; ``digits`` are those of the even and the odd row."""
     mode = inputs["mode_nvfp4"].astype(np.int64)
     lanes, pairs = np.arange(shape.lanes), np.arange(shape.lanes // 32)
     for row, name in enumerate(("even", "odd")):
-        codes = inputs[f"row_{name}"] coverage.sample("codes", np.full(1, row), lanes, mode[:, None], codes) split =
-        mode == 0 coverage.sample("digits", codes[split], np.abs(digits[row][split])) first, second =
-        np.moveaxis((inputs[f"scale_{name}"] & 0x7F).reshape(len(mode), -1, 2).astype(np.int64), 2, 0) small, large =
-        np.minimum(first, second), np.maximum(first, second) distance = np.maximum(large >> 3, 1) - np.maximum(small
-        >> 3, 1) relation = np.sign(first - second) + 1 coverage.sample("scales", np.full(1, row), pairs, relation,
-        np.minimum(distance, len(_DISTANCES) - 1), small < 8)
+        codes = inputs[f"row_{name}"]
+        coverage.sample("codes", np.full(1, row), lanes, mode[:, None], codes)
+        split = mode == 0
+        coverage.sample("digits", codes[split], np.abs(digits[row][split]))
+        scales = (inputs[f"scale_{name}"] & 0x7F).reshape(len(mode), -1, 2).astype(np.int64)
+        first, second = scales[..., 0], scales[..., 1]
+        small, large = np.minimum(first, second), np.maximum(first, second)
+        distance = np.minimum(np.maximum(large >> 3, 1) - np.maximum(small >> 3, 1), len(_DISTANCES) - 1)
+        coverage.sample("scales", np.full(1, row), pairs, np.sign(first - second) + 1, distance, small < 8)
 
 
 def _spread_offsets(

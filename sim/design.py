@@ -21,7 +21,7 @@ def _generator_sources() -> str:
     return digest({str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in files}, versions)
 
 
-def config_of(block: str, **parameters: object) -> Any:
+def config_of(block: str, **parameters: Any) -> Any:
     """Return the model's configuration object of a block.
 
     Raises
@@ -34,7 +34,7 @@ def config_of(block: str, **parameters: object) -> Any:
     return BLOCKS[block].config(**parameters)
 
 
-def generated(block: str, **parameters: object) -> Generated:
+def generated(block: str, **parameters: Any) -> Generated:
     """Return what `hdl.build.generate` returns, from the cache if neither generator nor parameters changed."""
     config_of(block, **parameters)
 

@@ -12,7 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -124,11 +124,17 @@ class Report:
     def faults(self) -> list[str]:
         """What is wrong, in words; empty if the regression passed. Coverage counts once the case's own number of vectors is reached."""
         faults = list(self.tally.faults)
-        short = {name: count for name, count in self.tally.compared.items() if count < self.vectors and name != MODES[ILLEGAL]}
+        short = {
+            name: count
+            for name, count in self.tally.compared.items()
+            if count < self.vectors and name != MODES[ILLEGAL]
+        }
         if short:
             faults.append(f"fewer than {self.vectors} vectors compared: {short}")
         if self.vectors >= self.case.vectors and self.coverage.share < GOAL:
-            holes = {name: self.coverage.missing(name)[:3] for name in self.coverage.points if self.coverage.missing(name)}
+            holes = {
+                name: self.coverage.missing(name)[:3] for name in self.coverage.points if self.coverage.missing(name)
+            }
             faults.append(f"coverage is {self.coverage.share:.4%}, missing for example {holes}")
         return faults
 
@@ -307,10 +313,10 @@ def _own_sources() -> str:
     return digest({path.name: path.read_text(encoding="utf-8") for path in files})
 
 
-def campaign(case: Case, vectors: int, seed: int, jobs: int, chunk: int = CAMPAIGN_CHUNK, quiet: bool = False) ->
-Report:
-    """Check at least ``vectors`` vectors in total, in chunks with seeds of their own, and continue where an earlier
-    call stopped.
+def campaign(
+    case: Case, vectors: int, seed: int, jobs: int, chunk: int = CAMPAIGN_CHUNK, quiet: bool = False
+) -> Report:
+    """Check at least ``vectors`` vectors in total, chunk by chunk, and continue where an earlier call stopped.
 
     Finished chunks are kept, one JSON line each, in a file that belongs to this design, simulator, seed and set of
     stimuli.
@@ -357,11 +363,11 @@ Report:
         print(f"{journal.name}: {resumed} vectors are done already", flush=True)
     todo = (number for number in range(10**9) if number not in entries)
     with journal.open("a", encoding="utf-8") as log, ProcessPoolExecutor(jobs) as pool:
-        running = set()
+        running: set[Future[dict[str, Any]]] = set()
         while tally.total < vectors and not tally.mismatches:
             while len(running) < jobs and tally.total + len(running) * chunk < vectors:
                 running.add(pool.submit(_campaign_chunk, case.name, seed, next(todo), chunk))
-            finished = next(iter(wait_any(running)))
+            finished = next(iter(wait(running, return_when=FIRST_COMPLETED).done))
             running.discard(finished)
             entry = finished.result()
             log.write(json.dumps(entry) + "\n")
@@ -370,19 +376,20 @@ Report:
             if not quiet:
                 rate = (tally.total - resumed) / (time.monotonic() - started)
                 left = max(vectors - tally.total, 0) / max(rate, 1)
-                print(f"{tally.total:>12} of {vectors} vectors, {rate:,.0f} per second, {left:,.0f} s to go", flush=True)
+                print(
+                    f"{tally.total:>12} of {vectors} vectors, {rate:,.0f} per second, {left:,.0f} s to go", flush=True
+                )
         for future in running:
             future.cancel()
     return Report(
-        case, f"{tool.name} {tool.version}", seed, tally, coverage, min(tally.compared.values()), time.monotonic() - started
+        case,
+        f"{tool.name} {tool.version}",
+        seed,
+        tally,
+        coverage,
+        min(tally.compared.values()),
+        time.monotonic() - started,
     )
-
-
-def wait_any(futures: "set[Any]") -> "set[Any]":
-    """Return the futures that are done, once there is one."""
-    from concurrent.futures import FIRST_COMPLETED, wait
-
-    return wait(futures, return_when=FIRST_COMPLETED).done
 
 
 def table(reports: Sequence[Report]) -> str:
@@ -396,25 +403,31 @@ def table(reports: Sequence[Report]) -> str:
         result = "pass" if not report.faults else "FAIL"
         body.append([report.case.name, *modes, share, covered, str(report.seed), f"{report.seconds:.1f}", result])
     widths = [max(len(row[k]) for row in [head, *body]) for k in range(len(head))]
-    lines = [" ".join(cell.ljust(w) if k == 0 else cell.rjust(w) for k, (cell, w) in enumerate(zip(row, widths, strict=True))) for row in [head, *body]]
+    lines = []
+    for row in [head, *body]:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append(" ".join([row[0].ljust(widths[0]), *cells[1:]]))
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns 0 if every case passed, 1 if not, 2 for wrong arguments."""
-    parser = argparse.ArgumentParser(prog="python -m sim.regress", description=__doc__.partition("\n")[0])
-    parser.add_argument("cases", nargs="*", metavar="CASE", help="cases to run (default: all; with --campaign: the
-    default vMAC)") parser.add_argument("--list", action="store_true", help="list the cases")
-    parser.add_argument("--simulator", default="verilator", help="verilator (default) or icarus")
-    parser.add_argument("--vectors", type=int, help="vectors per mode (default: each case's own); with --campaign, in
-    total") parser.add_argument("--seed", type=int, help="seed (default: SEED from the environment, else 1)")
-    parser.add_argument("--campaign", action="store_true", help=f"{CAMPAIGN_VECTORS:.0e} vectors by default,
-    resumable, on all cores") parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes of
-    a campaign (default: all cores)") parser.add_argument("--waves", action="store_true", help="record waveforms (also
-    WAVES=1)") parser.add_argument("--json", type=Path, metavar="FILE", help="write the reports here (default:
-    build/sim/regress.json)") options = parser.parse_args(arguments) if options.list:
-        print("\n".join(f"{case.name}: {case.block} {case.parameters or 'defaults'}, {case.vectors} vectors per mode"
-        for case in CASES.values())) return 0
+    parser = argparse.ArgumentParser(prog="python -m sim.regress", description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("cases", nargs="*", metavar="CASE", help="cases to run (default: all; with --campaign: the default vMAC)")
+    add("--list", action="store_true", help="list the cases")
+    add("--simulator", default="verilator", help="verilator (default) or icarus")
+    add("--vectors", type=int, help="vectors per mode (default: each case's own); with --campaign, in total")
+    add("--seed", type=int, help="seed (default: SEED from the environment, else 1)")
+    add("--campaign", action="store_true", help=f"{CAMPAIGN_VECTORS:.0e} vectors by default, resumable, on all cores")
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="processes of a campaign (default: all cores)")
+    add("--waves", action="store_true", help="record waveforms (also WAVES=1)")
+    add("--json", type=Path, metavar="FILE", help="write the reports here (default: build/sim/regress.json)")
+    options = parser.parse_args(arguments)
+    if options.list:
+        for case in CASES.values():
+            print(f"{case.name}: {case.block} {case.parameters or 'defaults'}, {case.vectors} vectors per mode")
+        return 0
     unknown = [name for name in options.cases if name not in CASES]
     try:
         if unknown:
@@ -437,8 +450,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.campaign:
             reports.append(campaign(case, options.vectors or CAMPAIGN_VECTORS, seed, options.jobs))
         else:
-            reports.append(regress(case, options.vectors, seed, options.simulator, options.waves or
-            waves_from_environment()))
+            waves = options.waves or waves_from_environment()
+            reports.append(regress(case, options.vectors, seed, options.simulator, waves))
         for fault in reports[-1].faults:
             print(f"{case.name}: {fault}", flush=True)
     print(table(reports))

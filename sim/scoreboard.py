@@ -161,8 +161,6 @@ def check_vectors(
     if rows < count + latency:
         raise ValueError(f"outputs must have at least {count + latency} rows, not {rows}")
     tally = Tally()
-    row = np.arange(rows)
-
     reset = _last(rows, np.flatnonzero(stimulus.rst))
     alive = stimulus.alive(latency)
     due = np.zeros(rows, bool)

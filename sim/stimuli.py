@@ -451,8 +451,7 @@ def vector_stimulus(shape: VectorShape, rows: int, rng: np.random.Generator, mea
 
 
 def encoder_stimulus(shape: EncoderShape, rows: int, rng: np.random.Generator) -> dict[str, NDArray[np.uint8]]:
-    """Draw ``rows`` rows of inputs for a weight encoder: mode [N], codes [N, lanes] and scale bytes [N, groups] of
-    both rows.
+    """Draw ``rows`` rows of inputs for a weight encoder: mode [N], codes [N, lanes] and scale bytes [N, groups].
 
     Pairs of scales are often close, because the digits' thresholds lie between equal scales and a factor of 12.
     """
