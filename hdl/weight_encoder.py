@@ -227,7 +227,7 @@ class WeightEncoder(wiring.Component):
 
     @staticmethod
     def _remapped(code: E2M1Code) -> EncodedDigit:
-        below_two, below_four, four_up = code.binade()
+        _, below_four, four_up = code.binade()
         return EncodedDigit(below_four | four_up | code.exponent[0], four_up, code.sign)
 
     @staticmethod

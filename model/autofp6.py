@@ -345,4 +345,4 @@ def refinement_records(
         n, b = np.nonzero(here)
         words[n, b, slot[n, b]] = word[n, b]
         used = np.where(here, slot, used)
-    return Records(words.reshape(rows, -1).astype(np.uint64), overlap, dropped)
+    return Records(words.reshape(rows, -1).astype(np.uint64), np.asarray(overlap), np.asarray(dropped))

@@ -26,7 +26,7 @@ class AutoFp2Config:
         self.as_vmac()
 
     def as_vmac(self) -> VmacConfig:
-        """The vMAC without refinement whose AutoFP2 mode this is."""
+        """Return the vMAC without refinement whose AutoFP2 mode this is."""
         return VmacConfig(lanes=self.lanes, refinement="none", scaling=self.scaling, window_shift=self.window_shift)
 
     @property

