@@ -121,6 +121,7 @@ def quantize(
         values = np.concatenate([values, np.zeros((*values.shape[:-1], padding), np.float32)], axis=-1)
     groups = np.ascontiguousarray(values).reshape(-1, GROUP * shared_groups)
     amax = np.maximum(groups.max(axis=1), -groups.min(axis=1)) if groups.size else np.zeros(0, np.float32)
+    amax = np.abs(amax)  # the larger of 0 and -0 may be either
     if not np.isfinite(amax).all():
         bad = ~np.isfinite(values)
         index = tuple(int(i) for i in np.argwhere(bad)[0])
