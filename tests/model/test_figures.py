@@ -63,7 +63,8 @@ def test_share_removed_by_loops():
             for k in range(start, start + 4):
                 s = steps[row, k]
                 before += float(x[row, k] - E2M1.decode(base.codes[row, k]) * s) ** 2
-                finer = min(E2M3.magnitudes, key=lambda m, r=abs(x[row, k]) / s: abs(m - r)) * s * np.sign(x[row, k])
+                distances = np.abs(E2M3.magnitudes - abs(x[row, k]) / s)
+                finer = E2M3.magnitudes[distances.argmin()] * s * np.sign(x[row, k])
                 after += float(x[row, k] - finer) ** 2
             subgroups.append((before, before - after))
     subgroups.sort(reverse=True)
@@ -119,7 +120,7 @@ def unit(byte):
     return mantissa if field == 0 else (8 + mantissa) << (field - 1)
 
 
-@pytest.mark.parametrize("shift", [18, 24])
+@pytest.mark.parametrize("shift", [20, 24])
 def test_window_error_equals_the_streamed_vmac(shift):
     config = VmacConfig(window_shift=shift)
     weights = block_scaled.quantize(random_matrix(4, 96, seed=2))
@@ -129,7 +130,7 @@ def test_window_error_equals_the_streamed_vmac(shift):
     windowed, exact, saturated = streamed(weights, activations, config)
     error = ((windowed - exact) ** 2).sum(axis=1)
     energy = (exact.astype(float) ** 2).sum(axis=1)
-    measured = figures.window_error(weights, activations, shift)
+    measured = figures.window_error(weights, activations, config)
     assert measured.pooled == pytest.approx(error.sum() / energy.sum())
     assert measured.worst_token == pytest.approx((error[:2] / energy[:2]).max())
     assert measured.worst_token > measured.pooled > 0
@@ -139,7 +140,7 @@ def test_window_error_equals_the_streamed_vmac(shift):
 def test_window_error_counts_saturation():
     ones = block_scaled.quantize(np.ones((2, 32 * 512), np.float32))
     alike = block_scaled.quantize(np.ones((1, 32 * 512), np.float32), shared_groups=2)
-    measured = figures.window_error(ones, alike, 18)
+    measured = figures.window_error(ones, alike, VmacConfig(window_shift=19))
     assert measured.saturated > 0
     assert measured.pooled > 0.1
 
@@ -206,9 +207,10 @@ def test_model_figures_of_two_layers(two_layers):
         "forward pass",
         *(f"matrix {i + 1} of 8 (layer {i // 4}, {llm.PROJECTIONS[i % 4]})" for i in range(8)),
     ]
-    for name in ("NVFP4", "AutoFP6, all refined, fixed step", "NVFP4→E2M3 error removed by best 50 %"):
-        assert measured[name].passed, measured[name]
-    # Two layers do not stand for thirty: wider limits than the command's.
+    # Two layers and few tokens do not stand for the model: wider limits than the command's.
+    names = ("NVFP4", "AutoFP6, all refined, fixed step", "NVFP4→E2M3 error removed by best 50 %")
+    for name, value in zip(names, (0.00897, 0.00332, 0.865), strict=True):
+        assert measured[name].measured == pytest.approx(value, rel=0.05)
     for c, value in ((1, 0.375), (2, 0.097), (3, 0.165)):
         assert measured[f"W2A4, c = {c}"].measured == pytest.approx(value, rel=0.25)
     assert 1e-7 < measured["energy of second-order term"].measured < 1e-5
