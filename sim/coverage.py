@@ -308,7 +308,7 @@ def sample_vectors(
     worst = np.maximum(used.max(axis=1), a_class.max(axis=1))
 
     weight_mask, activation_mask = masks(shape, stimulus.refine[rows])
-    mask_class = (weight_mask.any(axis=1) + 2 * activation_mask.any(axis=1)).astype(np.int64)
+    mask_class = np.asarray(weight_mask.any(axis=1) + 2 * activation_mask.any(axis=1))
     stall = stall_class(stimulus.rst, stimulus.valid)
     coverage.sample("vector", picked, worst, mask_class, stall[rows])
     adjacent = rows[(stall[rows] == 1)]
@@ -327,7 +327,7 @@ def sample_vectors(
     ]
     moved = halves[1] - halves[0]
     sign = np.where(nvfp4, np.sign(exact), np.sign(moved[:, 0]) + (moved[:, 0] == 0) * np.sign(moved[:, 1]))
-    coverage.sample("sum", picked, sign.astype(np.int64) + 1)
+    coverage.sample("sum", picked, np.asarray(sign, np.int64) + 1)
 
 
 def sample_saturation(coverage: Coverage, even_odd: NDArray[np.int64]) -> None:

@@ -175,8 +175,8 @@ def check_vectors(
     fed = stimulus.psum.copy()
     chained = np.flatnonzero(stimulus.chain)
     fed[chained] = outputs["psum_o"][chained + psum_delay]
-    free = np.isin(stimulus.w, FREE_PAIRS).any(axis=1) & (shape.weight_bits == 5)
-    checked = vectors[~free[vectors]]
+    free = np.isin(stimulus.w[vectors], FREE_PAIRS).any(axis=1)
+    checked = vectors[~free] if shape.weight_bits == 5 else vectors
 
     psum, bits = reference(shape, config, stimulus, checked, fed[checked])
     got = outputs["psum_o"][checked + latency]

@@ -95,7 +95,8 @@ class VectorShape:
         """Describe a vector MAC by its name and configuration."""
         refinement = getattr(config, "refinement", "none")
         grouped = getattr(config, "scaling", "pair") == "group"
-        modes = {"vmac_nvfp4": (NVFP4,), "vmac_autofp2": (AUTOFP2,)}.get(block, (AUTOFP2, NVFP4))
+        only: dict[str, tuple[int, ...]] = {"vmac_nvfp4": (NVFP4,), "vmac_autofp2": (AUTOFP2,)}
+        modes = only.get(block, (AUTOFP2, NVFP4))
         if refinement != "none":
             modes = (AUTOFP2, NVFP4, ILLEGAL, AUTOFP6)
         slots = {"slots": getattr(config, "slots_per_block", 0), "inplace": 1, "none": 0}[refinement]
@@ -321,8 +322,8 @@ def _refine(
     else:
         table = slot_table(shape.slots)
         filling = table[rng.integers(0, len(table), (rows, shape.blocks))].reshape(rows, count)
-        dropped = np.where(filling >> np.uint64(11) == 0, no_weights, no_activations)
-        filling = np.where(dropped, np.uint64(0), filling)
+        dropped: NDArray[Any] = np.where(filling >> np.uint64(11) == 0, no_weights, no_activations)
+        filling = np.where(dropped, 0, filling).astype(np.uint64)
         offsets = np.where(alike, same * np.uint64(0x55), noise & np.uint64(255))
         # An invalid record may hold anything in its other fields.
         legal = filling | offsets | np.where(filling == 0, noise & ~np.uint64(0x1FF), np.uint64(0))
