@@ -17,7 +17,7 @@ from model import autofp2, autofp6, block_scaled, llm
 from model.block_scaled import PAD, BlockScaled
 from model.formats import E2M1, E2M3, E4M3
 from model.sample_text import TEXT
-from model.vmac import accumulate_windowed, scaled
+from model.vmac import VmacConfig, accumulate_windowed, scaled
 
 __all__ = [
     "Figure",
@@ -38,7 +38,6 @@ DENSITY = 0.2
 
 _SHAPE, _SAMPLES = (1024, 2048), 4
 _MAX_TOKENS, _MIN_TOKENS, _WINDOW_TOKENS = 1024, 32, 16
-_WINDOW_SHIFT = 24
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class WindowError:
     saturated: int
 
 
-def window_error(weights: BlockScaled, activations: BlockScaled, window_shift: int = _WINDOW_SHIFT) -> WindowError:
+def window_error(weights: BlockScaled, activations: BlockScaled, config: VmacConfig | None = None) -> WindowError:
     """Run a matrix product through the vMAC's AutoFP2 accumulators and compare with exact sums.
 
     Parameters
@@ -150,14 +149,15 @@ def window_error(weights: BlockScaled, activations: BlockScaled, window_shift: i
         NVFP4, codes of shape (N, Kp), N even; used with pair scaling.
     activations : BlockScaled
         NVFP4 with one scale per 32 elements, codes of shape (tokens, Kp).
-    window_shift : int
-        As in :class:`model.vmac.VmacConfig`.
+    config : VmacConfig, optional
+        Says where the window is; the default vMAC if not given.
 
     Raises
     ------
     ValueError
         N is odd, or the activations' scales differ within 32 elements.
     """
+    window_shift = (config or VmacConfig()).window_shift
     if len(weights.codes) % 2:
         raise ValueError(f"weights must have an even number of rows, not {len(weights.codes)}")
     if (activations.scales[:, 0::2] != activations.scales[:, 1::2]).any():

@@ -120,7 +120,7 @@ def unit(byte):
     return mantissa if field == 0 else (8 + mantissa) << (field - 1)
 
 
-@pytest.mark.parametrize("shift", [20, 24])
+@pytest.mark.parametrize("shift", [24, 30])
 def test_window_error_equals_the_streamed_vmac(shift):
     config = VmacConfig(window_shift=shift)
     weights = block_scaled.quantize(random_matrix(4, 96, seed=2))
@@ -211,8 +211,9 @@ def test_model_figures_of_two_layers(two_layers):
     names = ("NVFP4", "AutoFP6, all refined, fixed step", "NVFP4→E2M3 error removed by best 50 %")
     for name, value in zip(names, (0.00897, 0.00332, 0.865), strict=True):
         assert measured[name].measured == pytest.approx(value, rel=0.05)
-    for c, value in ((1, 0.375), (2, 0.097), (3, 0.165)):
-        assert measured[f"W2A4, c = {c}"].measured == pytest.approx(value, rel=0.25)
+    one, two, three = (measured[f"W2A4, c = {c}"].measured for c in (1, 2, 3))
+    assert 0.07 < two < 0.12 < one < 0.5
+    assert two < three < 0.3
     assert 1e-7 < measured["energy of second-order term"].measured < 1e-5
     assert 0 < measured["AutoFP2 window error"].measured < 1e-6
     assert measured["AutoFP2 accumulations saturated"].measured == 0

@@ -224,6 +224,7 @@ KNOWN_IDS = {
     "Once upon a time": [6403, 1980, 253, 655],
     "To be, or not to be, that is the": [2068, 325, 28, 355, 441, 288, 325, 28, 338, 314, 260],
     "Twinkle, twinkle, little": [21476, 31047, 28, 760, 31047, 28, 1838],
+    "naïve café ²½Ⅷ\u00a0 日本": [3546, 46494, 37366, 216, 19133, 16738, 173, 223, 117, 15442, 17097, 241, 115, 40993],
     "<|im_start|>user\nHi<|im_end|>\n": [1, 4093, 198, 26843, 2, 198],
     "": [],
 }
@@ -264,7 +265,7 @@ def test_missing_byte_is_an_error():
 
 
 def test_perplexity_of_plain_english(smollm2):
-    ids = smollm2.tokenizer.encode(TEXT)[:200]
+    ids = smollm2.tokenizer.encode(TEXT)[:128]
     measured = llm.perplexity(smollm2, ids)
     assert 15 < measured < 35
     shuffled = np.random.default_rng(0).permutation(ids)
@@ -284,7 +285,7 @@ def test_perplexity_is_the_mean_of_log_likelihoods(smollm2):
 CONTINUATIONS = {
     "Once upon a time": ", the city of Nova Haven was a thriving metropolis",
     "<|im_start|>user\nWhat is gravity?<|im_end|>\n<|im_start|>assistant\n":
-        "Gravity is a fundamental concept in physics that describes the curvature of spacetime",
+        "Gravity is a fundamental concept in physics",
 }  # fmt: skip
 
 
