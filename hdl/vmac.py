@@ -205,7 +205,8 @@ class Vmac(wiring.Component):
         # A dot product without refinement comes in quarters, 2 bits less.
         unit = 0 if refined else 2
         width = config.output_bits - unit
-        even, odd = [], []
+        even: list[Value] = []
+        odd: list[Value] = []
 
         def scaled(name: str, o: Value, half: Value, w_byte: Value, a_byte: Value) -> Signal:
             scaler = BlockScaler(width)

@@ -158,11 +158,11 @@ def refine(
     steps = effective_scales(base)
     steps = np.where(steps == 0, np.float32(np.inf), steps).reshape(-1, 1)
     flat, codes = values.reshape(-1, GROUP), base.codes.reshape(-1, GROUP)
-    d = np.empty(flat.shape, dtype=np.int8)
+    chosen = np.empty(flat.shape, dtype=np.int8)
     for start in range(0, len(flat), _CHUNK // GROUP):
         part = slice(start, start + _CHUNK // GROUP)
-        d[part] = offsets(flat[part] / steps[part], codes[part], bits, step)
-    d = d.reshape(base.codes.shape)
+        chosen[part] = offsets(flat[part] / steps[part], codes[part], bits, step)
+    d = chosen.reshape(base.codes.shape)
     d *= np.repeat(np.broadcast_to(mask, (*d.shape[:-1], padded // SUBGROUP)), SUBGROUP, axis=-1)
     return Refined(base, mask, d, bits, step)
 
@@ -322,7 +322,7 @@ def refinement_records(
     of_activation = activation_mask.reshape(rows, blocks, SUBGROUPS) & ~of_weight
     side = np.repeat(of_weight.reshape(rows, -1), SUBGROUP, axis=1)
     d = np.where(side, weight_offsets, activation_offsets).astype(np.int64) & 3
-    overlap = both.any(axis=(1, 2))
+    overlap = np.asarray(both.any(axis=(1, 2)))
     if config.refinement == "inplace":
         bits = (d.reshape(rows, blocks, GROUP) << np.arange(0, 2 * GROUP, 2)).sum(axis=2)
         masks = np.concatenate([of_weight, activation_mask.reshape(rows, blocks, SUBGROUPS)], axis=2)

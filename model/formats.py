@@ -145,14 +145,14 @@ E4M3 = MiniFloat("E4M3", exponent_bits=4, mantissa_bits=3, bias=7, has_nan=True)
 """Group scale, the FN variant: up to 448, 0x7F is NaN, stored with sign 0."""
 
 
-def scale_significand(scale: NDArray[np.uint8]) -> NDArray[np.int64]:
+def scale_significand(scale: NDArray[np.integer]) -> NDArray[np.int64]:
     """Return the 4-bit significand M of E4M3 scale bytes, hidden bit included; ``scale = M · 2**(E - 10)``."""
     byte = np.asarray(scale).astype(np.int64)
     mantissa = byte & ((1 << E4M3.mantissa_bits) - 1)
     return mantissa + np.where(_exponent_field(byte) > 0, 1 << E4M3.mantissa_bits, 0)
 
 
-def scale_exponent(scale: NDArray[np.uint8]) -> NDArray[np.int64]:
+def scale_exponent(scale: NDArray[np.integer]) -> NDArray[np.int64]:
     """Return the exponent E of E4M3 scale bytes, that is the exponent field, 1 for subnormals."""
     return np.maximum(_exponent_field(np.asarray(scale).astype(np.int64)), 1)
 

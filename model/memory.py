@@ -23,7 +23,7 @@ def pack_nibbles(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
         raise ValueError(f"codes must have an even number of elements along K, not {codes.shape[-1]}")
     if codes.size and int(codes.max()) > 15:
         raise ValueError(f"codes must fit 4 bits, not {int(codes.max()):#x}")
-    return codes[..., 0::2] | codes[..., 1::2] << 4
+    return (codes[..., 0::2] | codes[..., 1::2] << 4).astype(np.uint8)
 
 
 def unpack_nibbles(packed: NDArray[np.uint8]) -> NDArray[np.uint8]:

@@ -330,8 +330,11 @@ def _offsets(
         for mask, chosen in ((of_weight, valid & ~is_activation), (of_activation, valid & is_activation)):
             index = subgroup[:, :, slot, None]
             np.put_along_axis(mask, index, np.take_along_axis(mask, index, 2) | chosen[:, :, slot, None], axis=2)
-    spread = tuple(np.repeat(mask, SUBGROUP, axis=2) for mask in (of_weight, of_activation))
-    return d.reshape(rows, blocks, GROUP), *spread
+    return (
+        d.reshape(rows, blocks, GROUP),
+        np.repeat(of_weight, SUBGROUP, axis=2),
+        np.repeat(of_activation, SUBGROUP, axis=2),
+    )
 
 
 def scaled(o: NDArray[np.int64], w_scale: NDArray[np.uint8], a_scale: NDArray[np.uint8]) -> NDArray[np.int64]:

@@ -78,4 +78,5 @@ def vmac_nvfp4(
             raise ValueError(f"{name} must have shape {(rows, width)}, not {array.shape}")
     dot = (doubled_values(a) * doubled_values(w)).reshape(rows, config.blocks, GROUP).sum(axis=2)
     total = accumulate_exact(psum, scaled(4 * dot, w_scale, a_scale))
-    return total, (is_nan_scale(a_scale).any(1) | is_nan_scale(w_scale).any(1)).astype(np.uint8)
+    bad = is_nan_scale(np.concatenate([a_scale, w_scale], axis=1)).any(axis=1)
+    return total, np.asarray(bad).astype(np.uint8)

@@ -1,0 +1,52 @@
+"""Packages lean on each other in one direction only."""
+
+import ast
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+SHARED = [
+    *("model/formats.py", "model/block_scaled.py", "model/memory.py"),
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "hdl/lib").glob("*.py"))),
+    *("sim/runner.py", "sim/harness.py", "synth/yosys.py", "synth/liberty.py", "synth/area.py"),
+]
+
+
+def imported(path):
+    names = set()
+    for node in ast.walk(ast.parse((ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return {name for name in names if name.partition(".")[0] in {"hdl", "model", "sim", "synth"}}
+
+
+@pytest.mark.parametrize("path", SHARED)
+def test_shared_modules_import_only_shared_modules(path):
+    allowed = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in SHARED} | {
+        "hdl.lib",
+        "model",
+    }
+    modules = {name for name in imported(path) if (ROOT / f"{name.replace('.', '/')}.py").exists()}
+    assert modules <= allowed
+
+
+@pytest.mark.parametrize("path", sorted(str(p.relative_to(ROOT)) for p in (ROOT / "model").glob("*.py")))
+def test_the_model_imports_only_the_model(path):
+    assert {name.partition(".")[0] for name in imported(path)} <= {"model"}
+
+
+@pytest.mark.parametrize("path", sorted(str(p.relative_to(ROOT)) for p in (ROOT / "hdl").rglob("*.py")))
+def test_hardware_imports_only_hardware_and_model(path):
+    assert {name.partition(".")[0] for name in imported(path)} <= {"hdl", "model"}
+
+
+def test_the_picture_is_what_its_script_draws():
+    spec = importlib.util.spec_from_file_location("datapath_svg", ROOT / "docs/datapath_svg.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs/datapath.svg").read_text() == module.picture()
