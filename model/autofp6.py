@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model import block_scaled
-from model.block_scaled import BlockScaled, effective_scales
+from model.block_scaled import BlockScaled, chunks, effective_scales
 from model.formats import E2M1
 from model.vmac import GROUP, SUBGROUP, SUBGROUPS, VmacConfig, check_choice
 
@@ -29,7 +29,8 @@ __all__ = [
 OFFSET_BITS = 2
 """Bits of an AutoFP6 offset; 4 gives AutoFP8."""
 
-_CHUNK = 1 << 18
+# Four offsets, a byte each, seen as one number.
+_SUBGROUP = np.uint32
 
 Step = Literal["fixed", "exponent"]
 
@@ -81,11 +82,21 @@ def offsets(
     >>> offsets(x, E2M1.encode(x)).tolist()
     [-2, -1, 1, 0]
     """
-    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
-    # Exact: q and the step have few bits, and the difference of neighbouring floats is a float.
-    distance = (ratio - E2M1.decode(codes)) / offset_step(codes, bits, step)
-    nearest = np.sign(distance) * np.ceil(np.abs(distance) - np.float32(0.5))
-    return np.clip(nearest, low, high).astype(np.int8)
+    # Exact where it matters: within half a step of any threshold, ratio and q differ by less than a factor of two.
+    distance = ratio - E2M1.decode(codes)
+    if step == "exponent":
+        distance = distance / offset_step(codes, bits, step)
+        unit = np.float32(1)
+    else:
+        unit = offset_step(np.uint8(0), bits, step)
+    d = np.zeros(distance.shape, dtype=np.int8)
+    # The next offset up or down pays beyond the middle between it and its neighbour; at the middle the smaller |d| stays.
+    for k in range(1 << (bits - 1)):
+        middle = (k + np.float32(0.5)) * unit
+        if k + 1 < 1 << (bits - 1):
+            d += (distance > middle).view(np.int8)
+        d -= (distance < -middle).view(np.int8)
+    return d
 
 
 @dataclass(frozen=True)
@@ -119,12 +130,12 @@ class Refined:
         if self.offsets.size and not low <= int(self.offsets.min()) <= int(self.offsets.max()) <= high:
             raise ValueError(f"offsets must be from {low} to {high}, not {self.offsets.min()} to {self.offsets.max()}")
         try:
-            spread = np.broadcast_to(self.mask, (*self.base.codes.shape[:-1], self.base.codes.shape[-1] // SUBGROUP))
+            mask = np.broadcast_to(self.mask, (*self.base.codes.shape[:-1], self.base.codes.shape[-1] // SUBGROUP))
         except ValueError:
             raise ValueError(
                 f"mask must fit codes of shape {self.base.codes.shape}, not shape {self.mask.shape}"
             ) from None
-        if (self.offsets[~np.repeat(spread, SUBGROUP, axis=-1)] != 0).any():
+        if (np.ascontiguousarray(self.offsets).view(_SUBGROUP).astype(bool) > mask).any():
             raise ValueError("offsets must be 0 outside the mask")
 
 
@@ -153,17 +164,20 @@ def refine(
     padded = base.codes.shape[-1]
     if mask is None:
         mask = np.ones(padded // SUBGROUP, dtype=bool)
-    values = np.zeros(base.codes.shape, np.float32)
-    values[..., : base.length] = x
-    steps = effective_scales(base)
-    steps = np.where(steps == 0, np.float32(np.inf), steps).reshape(-1, 1)
-    flat, codes = values.reshape(-1, GROUP), base.codes.reshape(-1, GROUP)
-    chosen = np.empty(flat.shape, dtype=np.int8)
-    for start in range(0, len(flat), _CHUNK // GROUP):
-        part = slice(start, start + _CHUNK // GROUP)
-        chosen[part] = offsets(flat[part] / steps[part], codes[part], bits, step)
+    values = np.asarray(x, dtype=np.float32)
+    if padded != base.length:
+        values = np.zeros(base.codes.shape, np.float32)
+        values[..., : base.length] = x
+    steps = effective_scales(base).reshape(-1)
+    steps[steps == 0] = np.inf
+    groups, codes = values.reshape(-1, GROUP), base.codes.reshape(-1, GROUP)
+    chosen = np.empty(groups.shape, dtype=np.int8)
+    for part in chunks(*groups.shape):
+        ratio = groups[part].reshape(-1) / np.repeat(steps[part], GROUP)
+        chosen[part] = offsets(ratio, codes[part].reshape(-1), bits, step).reshape(-1, GROUP)
     d = chosen.reshape(base.codes.shape)
-    d *= np.repeat(np.broadcast_to(mask, (*d.shape[:-1], padded // SUBGROUP)), SUBGROUP, axis=-1)
+    subgroups = d.view(_SUBGROUP)
+    subgroups *= mask
     return Refined(base, mask, d, bits, step)
 
 

@@ -1,21 +1,20 @@
 """Block-scaled tensors: NVFP4 and its E2M3 sibling FP6g (paper, equations 2 and 3; docs/formats.md)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from model.formats import E2M1, E4M3, MiniFloat, is_nan_scale
+from model.formats import CHUNK, E2M1, E4M3, MiniFloat, is_nan_scale
 
-__all__ = ["GROUP", "PAD", "BlockScaled", "dequantize", "effective_scales", "quantize"]
+__all__ = ["GROUP", "PAD", "BlockScaled", "chunks", "dequantize", "effective_scales", "quantize"]
 
 GROUP = 16
 """Elements that share a scale."""
 
 PAD = 32
 """Reduction lengths are padded with zeros to a multiple of this."""
-
-_CHUNK = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -71,6 +70,23 @@ class BlockScaled:
         return GROUP
 
 
+def chunks(rows: int, width: int) -> Iterator[slice]:
+    """Yield slices that cut ``rows`` rows of ``width`` elements into pieces that stay in the cache."""
+    step = max(CHUNK // width, 1)
+    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+
+
+def _group_maxima(groups: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the largest magnitude of each row; NaN or infinity if the row has one."""
+    maxima = np.empty(len(groups), dtype=np.float32)
+    for part in chunks(*groups.shape):
+        # Transposed, the reduction runs over long rows; bit patterns order magnitudes as their values do.
+        columns = np.ascontiguousarray(groups[part].T).view(np.uint32)
+        columns &= np.uint32(0x7FFFFFFF)
+        columns.max(axis=0, out=maxima[part].view(np.uint32))
+    return maxima
+
+
 def effective_scales(tensor: BlockScaled) -> NDArray[np.float32]:
     """Return ``T · B`` of every group, float32, shape (…, Kp / 16)."""
     return np.float32(tensor.tensor_scale) * E4M3.decode(tensor.scales)
@@ -120,11 +136,9 @@ def quantize(
     if padding:
         values = np.concatenate([values, np.zeros((*values.shape[:-1], padding), np.float32)], axis=-1)
     groups = np.ascontiguousarray(values).reshape(-1, GROUP * shared_groups)
-    amax = np.maximum(groups.max(axis=1), -groups.min(axis=1)) if groups.size else np.zeros(0, np.float32)
-    amax = np.abs(amax)  # the larger of 0 and -0 may be either
+    amax = _group_maxima(groups)
     if not np.isfinite(amax).all():
-        bad = ~np.isfinite(values)
-        index = tuple(int(i) for i in np.argwhere(bad)[0])
+        index = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
         raise ValueError(f"x must be finite, not {values[index]} at index {index}")
 
     limit = np.float32(element.max)
@@ -146,12 +160,10 @@ def quantize(
     steps[(scales == 0) | (steps == 0)] = np.inf
 
     codes = np.empty(groups.shape, dtype=np.uint8)
-    rows = max(_CHUNK // groups.shape[1], 1)
-    for start in range(0, len(groups), rows):
-        part = slice(start, start + rows)
+    for part in chunks(len(groups), groups.shape[1]):
         with np.errstate(over="ignore"):
-            ratio = groups[part] / steps[part, None]
-        codes[part] = element.encode(np.clip(ratio, -limit, limit))
+            ratios = groups[part].reshape(-1) / np.repeat(steps[part], groups.shape[1])
+        element.encode_bits(ratios.view(np.uint32), codes[part].reshape(-1))
     codes[scales == 0] = 0
     return BlockScaled(
         codes.reshape(values.shape),

@@ -6,7 +6,14 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["E2M1", "E2M3", "E4M3", "MiniFloat", "is_nan_scale", "scale_exponent", "scale_significand"]
+__all__ = ["CHUNK", "E2M1", "E2M3", "E4M3", "MiniFloat", "is_nan_scale", "scale_exponent", "scale_significand"]
+
+CHUNK = 1 << 15
+"""Elements that array code handles at a time so that its intermediate results stay in the cache."""
+
+# Fields of a float32: bits of the fraction, bias, and the patterns that mask the magnitude and the exponent (which is infinity).
+_FRACTION, _BIAS = 23, 127
+_MAGNITUDE, _INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 
 
 @dataclass(frozen=True)
@@ -64,23 +71,6 @@ class MiniFloat:
         """Largest finite magnitude."""
         return float(self.magnitudes[-1])
 
-    @cached_property
-    def _by_prefix(self) -> tuple[NDArray[np.uint8], NDArray[np.uint32]]:
-        # The upper 16 bits of a positive float32 fix the code but for one boundary inside their interval.
-        prefix = np.arange(1 << 15, dtype=np.uint32) << 16
-        bounds = self._boundaries
-        low = np.searchsorted(bounds, prefix, side="right")
-        padded = np.append(bounds, np.uint32(0xFFFFFFFF))
-        return low.astype(np.uint8), padded[low]
-
-    @cached_property
-    def _boundaries(self) -> NDArray[np.uint32]:
-        # Float32 bit pattern of the smallest magnitude that rounds to each code from 1 on: the midpoint, or its successor where the tie goes
-        # down to the even code.
-        middle = (self.magnitudes[:-1].astype(np.float64) + self.magnitudes[1:]) / 2
-        exact = middle.astype(np.float32).view(np.uint32)
-        return exact + (np.arange(len(exact)) % 2 == 0).astype(np.uint32)
-
     def encode(self, x: ArrayLike) -> NDArray[np.uint8]:
         """Round to nearest, ties to the even code, saturating; the sign of a value that rounds to zero is kept.
 
@@ -99,16 +89,43 @@ class MiniFloat:
         ValueError
             A value is NaN or infinite; names the first such index.
         """
-        values = np.ascontiguousarray(x, dtype=np.float32)
-        bits = values.view(np.uint32)
-        magnitude = bits & np.uint32(0x7FFFFFFF)
-        if magnitude.size and int(magnitude.max()) >= 0x7F800000:
-            index = tuple(int(i) for i in np.unravel_index(int(np.argmax(magnitude >= 0x7F800000)), values.shape))
+        values = np.asarray(x, dtype=np.float32)
+        bits = np.ascontiguousarray(values).reshape(-1).view(np.uint32)
+        if not np.isfinite(values).all():
+            index = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
             raise ValueError(f"x must be finite, not {values[index]} at index {index}")
-        table, bound = self._by_prefix
-        prefix = magnitude >> np.uint32(16)
-        codes = table[prefix] + (magnitude >= bound[prefix])
-        return codes | ((bits >> np.uint32(31 - self.width + 1)).astype(np.uint8) & np.uint8(self.sign_mask))
+        codes = np.empty(bits.shape, dtype=np.uint8)
+        for start in range(0, len(bits), CHUNK):
+            self.encode_bits(bits[start : start + CHUNK], codes[start : start + CHUNK])
+        return codes.reshape(values.shape)
+
+    def encode_bits(self, bits: NDArray[np.uint32], codes: NDArray[np.uint8]) -> None:
+        """Round float32 bit patterns as :meth:`encode` does, without its checks: infinity saturates, and so does NaN.
+
+        Meant for pieces of about :data:`CHUNK` elements, which stay in the cache.
+
+        Parameters
+        ----------
+        bits : ndarray of uint32, shape (n,)
+        codes : ndarray of uint8, shape (n,)
+            Filled with the codes.
+        """
+        fraction = _FRACTION - self.mantissa_bits
+        magnitude = bits & _MAGNITUDE
+        np.minimum(magnitude, np.float32(self.max).view(np.uint32), out=magnitude)
+        # Adding 2**fraction times the number's power of two (that of the smallest normal number below it) leaves, in the low bits of the
+        # sum, the number in units of its last place, rounded to nearest even by the addition; the sum's exponent is that of the code.
+        smallest = (_BIAS + 1 - self.bias) << _FRACTION
+        power = magnitude & _INFINITY
+        np.maximum(power, np.uint32(smallest), out=power)
+        power += np.uint32(fraction << _FRACTION)
+        total = np.add(magnitude.view(np.float32), power.view(np.float32), out=power.view(np.float32)).view(np.uint32)
+        codes[...] = total
+        codes += (total >> np.uint32(fraction)).astype(np.uint8)
+        codes -= np.uint8(((smallest >> _FRACTION) + fraction) << self.mantissa_bits & 0xFF)
+        signs = (bits >> np.uint32(32 - self.width)).astype(np.uint8)
+        signs &= np.uint8(self.sign_mask)
+        codes |= signs
 
     def decode(self, codes: ArrayLike) -> NDArray[np.float32]:
         """Return the float32 values of ``codes``, same shape.
@@ -121,12 +138,13 @@ class MiniFloat:
         given = np.asarray(codes)
         if given.size and given.dtype.kind not in "iu":
             raise TypeError(f"codes must be integers, not {given.dtype}")
-        given = given.astype(np.int64)
-        bad = (given < 0) | (given >= 2 * self.sign_mask) | ((given & (self.sign_mask - 1)) > self.max_code)
+        bad = np.asarray((given < 0) | (given >= 2 * self.sign_mask))
+        if self.has_nan:
+            bad |= (given & (self.sign_mask - 1)) > self.max_code
         if bad.any():
-            index = tuple(int(i) for i in np.unravel_index(int(np.argmax(bad)), given.shape))
+            index = tuple(int(i) for i in np.argwhere(bad)[0])
             raise ValueError(f"codes must be finite {self.name} codes, not {int(given[index]):#04x} at index {index}")
-        return self._values[given]
+        return self._values.take(given.astype(np.intp, copy=False))
 
     @cached_property
     def _values(self) -> NDArray[np.float32]:
