@@ -52,7 +52,12 @@ def test_verilator_lints_without_a_warning(name, parameters, tmp_path):
     source.write_text(generated_once(name, parameters).verilog)
     command = [package / "bin" / "verilator", "--lint-only", "-Wall", "--quiet", source]
     done = subprocess.run(
-        command, env={**os.environ, "VERILATOR_ROOT": str(package)}, capture_output=True, text=True, timeout=120, check=False
+        command,
+        env={**os.environ, "VERILATOR_ROOT": str(package)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -77,7 +82,8 @@ def test_sidecar_ports_are_the_verilog_ports(name, parameters):
     generated = generated_once(name, parameters)
     body = generated.verilog.partition(f"module {name}(")[2].partition("endmodule")[0]
     declared = {
-        match[3]: (match[1], int(match[2] or 0) + 1) for match in re.finditer(r"^  (input|output) (?:\[(\d+):0\] )?(\w+);", body, re.MULTILINE)
+        match[3]: (match[1], int(match[2] or 0) + 1)
+        for match in re.finditer(r"^  (input|output) (?:\[(\d+):0\] )?(\w+);", body, re.MULTILINE)
     }
     assert {p["name"]: (p["direction"], p["width"]) for p in generated.sidecar["ports"]} == declared
 
@@ -90,7 +96,11 @@ def test_output_is_the_same_bytes_in_another_process_and_place(tmp_path):
         place.mkdir()
         root = str(Path(__file__).resolve().parents[2])
         environment = {**os.environ, "PYTHONPATH": root, "PYTHONHASHSEED": str(len(texts))}
-        texts.append(subprocess.run([sys.executable, "-c", script], cwd=place, env=environment, capture_output=True, check=True).stdout)
+        texts.append(
+            subprocess.run(
+                [sys.executable, "-c", script], cwd=place, env=environment, capture_output=True, check=True
+            ).stdout
+        )
     assert texts[0] == texts[1]
     assert len(texts[0]) > 10_000
 
@@ -116,7 +126,9 @@ def test_identical_blocks_share_one_module():
 
 def test_command_writes_every_block(tmp_path, capsys):
     assert main(["all", "-o", str(tmp_path)]) == 0
-    assert {path.name for path in tmp_path.iterdir()} == {f"{name}.{suffix}" for name in BLOCKS for suffix in ("v", "json")}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{name}.{suffix}" for name in BLOCKS for suffix in ("v", "json")
+    }
     sidecar = json.loads((tmp_path / "vmac.json").read_text())
     assert (sidecar["latency"], sidecar["psum_delay"], sidecar["throughput"]) == (4, 3, "1 vector per cycle")
     assert sidecar["parameters"]["lanes"] == 32
@@ -127,7 +139,11 @@ def test_command_writes_every_block(tmp_path, capsys):
 def test_list_names_every_block_and_parameter(capsys):
     assert main(["--list"]) == 0
     listed = capsys.readouterr().out
-    assert all(name in listed and f"{parameter}=" in listed for name, block in BLOCKS.items() for parameter in block.parameters())
+    assert all(
+        name in listed and f"{parameter}=" in listed
+        for name, block in BLOCKS.items()
+        for parameter in block.parameters()
+    )
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,11 @@ def test_pair_digits_follow_the_definition_for_every_code_and_pair_of_scales():
 
 
 def test_pair_scale_is_the_larger_and_keeps_a_bad_sign_visible():
-    assert pair_scales(np.array([[0x10, 0x38], [0x80, 0x38], [0x7F, 0x01]], np.uint8)).tolist() == [[0x38], [0xB8], [0x7F]]
+    assert pair_scales(np.array([[0x10, 0x38], [0x80, 0x38], [0x7F, 0x01]], np.uint8)).tolist() == [
+        [0x38],
+        [0xB8],
+        [0x7F],
+    ]
 
 
 def test_case_minus_zero_is_zero():

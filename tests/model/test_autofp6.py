@@ -133,7 +133,9 @@ def test_records_keep_priority_and_slot_order(weight_bits, activation_bits, slot
     wanted += [(1, g) for g in range(4) if activation_bits >> g & 1 and not weight_bits >> g & 1]
     kept = sorted(wanted[:slots], key=lambda pair: pair[1])
     found, places = slot_words(records.words[0, :slots], slots)
-    assert {g: found[g] for g in found} == {g: (side, (da if side else dw)[0, 4 * g : 4 * g + 4].tolist()) for side, g in kept}
+    assert {g: found[g] for g in found} == {
+        g: (side, (da if side else dw)[0, 4 * g : 4 * g + 4].tolist()) for side, g in kept
+    }
     assert all(places[g] <= g <= 4 - slots + places[g] for g in places)
     assert sorted(places, key=places.get) == sorted(places)
     assert bool(records.overlap[0]) == bool(weight_bits & activation_bits)
@@ -154,7 +156,9 @@ def test_case_offset_minus_one_is_three_in_two_bits():
     zero = np.zeros((1, 8), bool)
     mask = zero.copy()
     mask[0, 0] = True
-    words = refinement_records(VmacConfig(), mask, np.full((1, 32), -1, np.int8), zero, np.zeros((1, 32), np.int8)).words
+    words = refinement_records(
+        VmacConfig(), mask, np.full((1, 32), -1, np.int8), zero, np.zeros((1, 32), np.int8)
+    ).words
     assert int(words[0, 0]) & 0xFF == 0b11111111
 
 

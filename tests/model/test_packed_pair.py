@@ -40,7 +40,9 @@ def test_every_pair_of_digits_survives_packing():
 
 
 @pytest.mark.parametrize(
-    ("q1", "q0", "bits"), [(-2, 1, "01100"), (0, 0, "11100"), (0, -1, "11010"), (2, 0, "10101")], ids=lambda value: str(value)
+    ("q1", "q0", "bits"),
+    [(-2, 1, "01100"), (0, 0, "11100"), (0, -1, "11010"), (2, 0, "10101")],
+    ids=lambda value: str(value),
 )
 def test_packed_examples_of_the_format(q1, q0, bits):
     assert f"{int(pack(q0, q1)):05b}" == bits

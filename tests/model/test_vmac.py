@@ -88,7 +88,11 @@ def expected_psum(config, vectors, n):
         if vectors.refine_en[n] and config.refinement != "none":
             dw, da = offset_values(config, vectors, n, w, a)
         total = sum(
-            ((w[k] * a[k] + dw[k] * a[k] + w[k] * da[k]) * w_scale[k // 16] * a_scale[k // 16] for k in range(config.lanes)), Fraction(0)
+            (
+                (w[k] * a[k] + dw[k] * a[k] + w[k] * da[k]) * w_scale[k // 16] * a_scale[k // 16]
+                for k in range(config.lanes)
+            ),
+            Fraction(0),
         )
         units = total / UNIT
         assert units.denominator == 1
@@ -195,7 +199,14 @@ def test_unused_activation_scale_of_autofp2_is_not_reported():
     zeros = np.zeros((1, 32), np.uint8)
     scales = np.array([[0x38, 0x7F]], np.uint8)
     vectors = v.Vectors(
-        np.array([False]), np.array([False]), zeros, zeros, scales, scales * 0, np.zeros((1, 4), np.uint64), np.zeros(1, np.uint64)
+        np.array([False]),
+        np.array([False]),
+        zeros,
+        zeros,
+        scales,
+        scales * 0,
+        np.zeros((1, 4), np.uint64),
+        np.zeros(1, np.uint64),
     )
     assert vmac(config, vectors).status[0] == 0
 
@@ -230,7 +241,9 @@ def test_largest_o_is_reached_with_the_exponent_step():
     a, w = np.full((1, 32), 7, np.uint8), np.full((1, 32), weight(-6), np.uint8)
     word = sum(2 << 2 * i for i in range(16)) | 15 << 32
     one = np.full((1, 2), 0x38, np.uint8)
-    vectors = v.Vectors(np.array([True]), np.array([True]), a, w, one, one, np.full((1, 2), word, np.uint64), np.zeros(1, np.uint64))
+    vectors = v.Vectors(
+        np.array([True]), np.array([True]), a, w, one, one, np.full((1, 2), word, np.uint64), np.zeros(1, np.uint64)
+    )
     assert vmac(config, vectors).o.tolist() == [[-10752, -10752]]
 
 
@@ -274,12 +287,16 @@ def test_refined_sum_is_the_extended_k_sum_in_nvfp4_mode(seed):
     config = VmacConfig()
     yes, zero = np.ones(200, bool), np.zeros(200, np.uint64)
     pairs = pack(*nvfp4_digits(w))
-    refined = vmac(config, v.Vectors(yes, yes, a, pairs, a_scale, w_scale, np.array(words, np.uint64).reshape(200, 4), zero))
+    refined = vmac(
+        config, v.Vectors(yes, yes, a, pairs, a_scale, w_scale, np.array(words, np.uint64).reshape(200, 4), zero)
+    )
     none = np.zeros((200, 4), np.uint64)
     base = vmac(config, v.Vectors(yes, ~yes, a, pairs, a_scale, w_scale, none, zero))
     # 4δ = d/2 is an E2M1 value.
     extra = pack(*nvfp4_digits(E2M1.encode(np.where(lanes, d / 2, 0))))
-    extended = vmac(config, v.Vectors(yes, ~yes, np.where(lanes, a, 0).astype(np.uint8), extra, a_scale, quarter, none, base.psum))
+    extended = vmac(
+        config, v.Vectors(yes, ~yes, np.where(lanes, a, 0).astype(np.uint8), extra, a_scale, quarter, none, base.psum)
+    )
     assert (extended.psum == refined.psum).all()
     assert (base.psum != refined.psum).mean() > 0.9
 
@@ -316,7 +333,9 @@ def test_parameter_of_wrong_kind_is_named():
 def test_records_that_break_the_contract_are_named():
     with pytest.raises(ValueError, match=r"^refine must hold subgroups 0 to 2 in slot 0, not 3 at vector 0, block 0$"):
         single(refine_en=True, w=weight(1), refine=1 << 8 | 3 << 9)
-    with pytest.raises(ValueError, match=r"^w must hold NVFP4 weights where the activation is refined, not pair 0x00 at \(0, 0\)$"):
+    with pytest.raises(
+        ValueError, match=r"^w must hold NVFP4 weights where the activation is refined, not pair 0x00 at \(0, 0\)$"
+    ):
         single(refine_en=True, w=0, refine=1 << 11 | 1 << 8)
 
 

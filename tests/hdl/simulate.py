@@ -1,0 +1,36 @@
+"""Runs small components in Amaranth's own simulator."""
+
+from amaranth.hdl import Module, Value
+from amaranth.sim import Simulator
+
+
+def _raw(value):
+    return Value.cast(value.as_value() if hasattr(value, "as_value") else value)
+
+
+def evaluate(component, rows, outputs, *, clocked=False, latency=0):
+    """Set inputs by name (raw integers) row after row; return the outputs' raw integers, ``latency`` cycles later."""
+    top = Module()
+    top.submodules.dut = component
+    simulator = Simulator(top)
+    results = []
+
+    async def bench(ctx):
+        for n in range(len(rows) + max(latency - 1, 0)):
+            for name, number in rows[min(n, len(rows) - 1)].items():
+                ctx.set(_raw(getattr(component, name)), number)
+            await (ctx.tick() if clocked else ctx.delay(1e-9))
+            if n >= latency - 1:
+                results.append(tuple(ctx.get(_raw(getattr(component, name)).as_unsigned()) for name in outputs))
+
+    simulator.add_testbench(bench)
+    if clocked:
+        simulator.add_clock(1e-6)
+    # The bench is a finite loop, and the run ends with it.
+    simulator.run()
+    return results
+
+
+def signed(number, width):
+    """Read a raw integer as two's complement."""
+    return number - (number >> (width - 1) << width)
