@@ -1,11 +1,13 @@
-"""What the area flow needs to know of a Liberty file: its cells, their areas, and which of them it cannot do without."""
+"""What the area flow needs to know of a Liberty file: cells, areas, and the few kinds of cell that it looks for."""
 
 import gzip
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 
-__all__ = ["GE", "Cell", "Library", "LibertyError", "load", "plain_text"]
+__all__ = ["GE", "Cell", "FullAdder", "LibertyError", "Library", "load", "plain_text", "truth_table"]
 
 GE = Path(__file__).with_name("ge.lib")
 """Our own library, in gate equivalents: the area of a NAND2 is 1."""
@@ -14,9 +16,13 @@ _TOKEN = re.compile(
     r"""/\*.*?\*/|"(?:[^"\\]|\\.)*"      # comments and strings, so that a brace in them does not count
     |(?P<open>(?P<group>\w+)\s*\((?P<name>[^(){};]*)\)\s*\{)
     |(?P<close>\})
-    |\b(?P<key>area|function|dont_use|next_state)\s*:\s*(?P<value>"(?:[^"\\]|\\.)*"|[^;\s]+)""",
+    |\b(?P<key>area|direction|function|dont_use)\s*:\s*(?P<value>"(?:[^"\\]|\\.)*"|[^;\s]+)""",
     re.DOTALL | re.VERBOSE,
 )
+
+# Truth tables over inputs (a), (a, b), (a, b, c): bit i is the value for inputs that spell i, the first input lowest.
+_BUFFER, _INVERTER, _NAND2 = 0b10, 0b01, 0b0111
+_SUM, _CARRY = 0b10010110, 0b11101000
 
 
 class LibertyError(ValueError):
@@ -32,11 +38,12 @@ class Cell:
     name : str
     area : float
         In the library's unit.
-    sequential : bool
-        A flip-flop or a latch.
-    flip_flop : bool
-    functions : tuple of str
-        Functions of the output pins, as written.
+    sequential, flip_flop : bool
+        Flip-flop or latch; flip-flop.
+    inputs : tuple of str
+        Names of the input pins.
+    outputs : dict of str to str
+        Functions of the output pins that have one, by pin.
     usable : bool
         Not marked ``dont_use``.
     """
@@ -45,39 +52,56 @@ class Cell:
     area: float
     sequential: bool
     flip_flop: bool
-    functions: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: dict[str, str]
     usable: bool
 
-    @property
-    def kind(self) -> str:
-        """``"buffer"``, ``"inverter"``, ``"flip-flop"`` or ``"other"``."""
-        if self.flip_flop:
-            return "flip-flop"
-        if len(self.functions) == 1:
-            text = re.sub(r"[\s()]", "", self.functions[0])
-            if re.fullmatch(r"\w+", text):
-                return "buffer" if not text.isdigit() else "other"
-            if re.fullmatch(r"!\w+|\w+'", text):
-                return "inverter"
-        return "other"
+    def computes(self, table: int, inputs: int) -> bool:
+        """Whether the cell is combinational and its only output has this truth table of this many inputs."""
+        if self.sequential or len(self.inputs) != inputs or len(self.outputs) != 1:
+            return False
+        return truth_table(next(iter(self.outputs.values())), self.inputs) == table
+
+
+@dataclass(frozen=True)
+class FullAdder:
+    """A full-adder cell: three inputs in any order, sum and carry, either of them possibly inverted."""
+
+    cell: Cell
+    sum_pin: str
+    sum_inverted: bool
+    carry_pin: str
+    carry_inverted: bool
 
 
 @dataclass(frozen=True)
 class Library:
-    """Cells of one or several Liberty files, by name."""
+    """Cells of a Liberty file, by name."""
 
     cells: dict[str, Cell]
 
+    def _usable(self) -> list[Cell]:
+        return [cell for cell in self.cells.values() if cell.usable]
+
     def check(self, source: str) -> None:
         """Raise if the library lacks a cell that mapping cannot do without.
+
+        Parameters
+        ----------
+        source : str
+            Name of the file, for the message.
 
         Raises
         ------
         LibertyError
             Names what is missing: buffer, inverter or flip-flop.
         """
-        present = {cell.kind for cell in self.cells.values() if cell.usable}
-        missing = [kind for kind in ("buffer", "inverter", "flip-flop") if kind not in present]
+        found = {
+            "buffer": any(cell.computes(_BUFFER, 1) for cell in self._usable()),
+            "inverter": any(cell.computes(_INVERTER, 1) for cell in self._usable()),
+            "flip-flop": any(cell.flip_flop for cell in self._usable()),
+        }
+        missing = [kind for kind, present in found.items() if not present]
         if missing:
             raise LibertyError(
                 f"Liberty file must have a buffer, an inverter and a flip-flop; {source} lacks: {', '.join(missing)}"
@@ -86,18 +110,80 @@ class Library:
     @property
     def nand2_area(self) -> float | None:
         """Area of the smallest two-input NAND, or None if there is none."""
-        nand = re.compile(r"!(\w+)&(\w+)|!(\w+)\|!(\w+)|!(\w+)\*(\w+)")
-        areas = [
-            cell.area
-            for cell in self.cells.values()
-            if cell.usable and len(cell.functions) == 1 and nand.fullmatch(_canonical(cell.functions[0]))
-        ]
-        return min(areas, default=None)
+        return min((cell.area for cell in self._usable() if cell.computes(_NAND2, 2)), default=None)
+
+    @property
+    def full_adder(self) -> FullAdder | None:
+        """The smallest full-adder cell, or None if there is none."""
+        best: FullAdder | None = None
+        for cell in self._usable():
+            if cell.sequential or len(cell.inputs) != 3 or len(cell.outputs) != 2:
+                continue
+            tables = {pin: truth_table(function, cell.inputs) for pin, function in cell.outputs.items()}
+            for (sum_pin, total), (carry_pin, carry) in permutations(tables.items(), 2):
+                plain = total in (_SUM, _SUM ^ 0xFF) and carry in (_CARRY, _CARRY ^ 0xFF)
+                if plain and (best is None or cell.area < best.cell.area):
+                    best = FullAdder(cell, sum_pin, total != _SUM, carry_pin, carry != _CARRY)
+        return best
 
 
-def _canonical(function: str) -> str:
-    text = re.sub(r"(\w+)'", r"!\1", re.sub(r"\s*([&|*+])\s*", r"\1", function.strip()))
-    return re.sub(r"[()]|(?<=[&|*+!]) | $", "", text).replace("*", "&").replace("+", "|")
+def truth_table(function: str, inputs: Sequence[str]) -> int | None:
+    """Return the truth table of a Liberty function, or None if it depends on anything but ``inputs``.
+
+    Bit i is the value for inputs that spell i in binary, the first one lowest.
+
+    >>> bin(truth_table("!(A & B)", ["A", "B"]))
+    '0b111'
+    >>> truth_table("A' + B C", ["A", "B", "C"]) == truth_table("!A | (B * C)", ["A", "B", "C"])
+    True
+    """
+    every = (1 << (1 << len(inputs))) - 1
+    values = {"0": 0, "1": every}
+    for position, name in enumerate(inputs):
+        values[name] = sum(1 << i for i in range(1 << len(inputs)) if i >> position & 1)
+    tokens = re.findall(r"[A-Za-z_][\w\[\]]*|\S", function)
+
+    # By descending precedence: ' and !, ^, & * or nothing, | or +.
+    def factor() -> int:
+        token = tokens.pop(0)
+        if token == "!":
+            return every ^ factor()
+        if token == "(":
+            value = disjunction()
+            tokens.pop(0)
+        else:
+            value = values[token]
+        while tokens and tokens[0] == "'":
+            tokens.pop(0)
+            value ^= every
+        return value
+
+    def exclusive() -> int:
+        value = factor()
+        while tokens and tokens[0] == "^":
+            tokens.pop(0)
+            value ^= factor()
+        return value
+
+    def conjunction() -> int:
+        value = exclusive()
+        while tokens and tokens[0] not in ("|", "+", ")"):
+            if tokens[0] in ("&", "*"):
+                tokens.pop(0)
+            value &= exclusive()
+        return value
+
+    def disjunction() -> int:
+        value = conjunction()
+        while tokens and tokens[0] in ("|", "+"):
+            tokens.pop(0)
+            value |= conjunction()
+        return value
+
+    try:
+        return disjunction()
+    except (KeyError, IndexError):
+        return None
 
 
 def plain_text(path: Path) -> str:
@@ -113,8 +199,25 @@ def plain_text(path: Path) -> str:
         if content[:2] == b"\x1f\x8b":
             content = gzip.decompress(content)
     except (OSError, EOFError) as error:
-        raise LibertyError(f"Liberty file must be readable: {path}: {error}") from None
+        raise LibertyError(f"Liberty file must be readable, {path} is not: {error}") from None
     return content.decode("utf-8", errors="replace")
+
+
+def _groups(text: str) -> Iterator[tuple[list[str], str, str, str]]:
+    """Yield (path of groups, name of the innermost, attribute, value); attribute is ``{`` or ``}`` at a group's ends."""
+    path: list[str] = []
+    names: list[str] = []
+    for token in _TOKEN.finditer(text):
+        if token["open"]:
+            path.append(token["group"])
+            names.append(token["name"].strip().strip('"'))
+            yield path, names[-1], "{", ""
+        elif token["close"] and path:
+            yield path, names[-1], "}", ""
+            path.pop()
+            names.pop()
+        elif token["key"] and path:
+            yield path, names[-1], token["key"], token["value"].strip('"')
 
 
 def load(text: str) -> Library:
@@ -126,34 +229,35 @@ def load(text: str) -> Library:
         The text has no cells, or a cell has no area.
     """
     cells: dict[str, Cell] = {}
-    path: list[str] = []
-    name, area, sequential, flip_flop, usable = "", None, False, False, True
-    functions: list[str] = []
-    for token in _TOKEN.finditer(text):
-        if token["open"]:
-            path.append(token["group"])
-            if token["group"] == "cell" and len(path) == 2:
-                name, area, sequential, flip_flop, usable = token["name"].strip().strip('"'), None, False, False, True
-                functions = []
-            elif len(path) == 3 and token["group"] in ("ff", "ff_bank", "latch", "latch_bank"):
-                sequential = True
-                flip_flop |= token["group"].startswith("ff")
-        elif token["close"]:
-            if path == ["library", "cell"]:
-                if area is None:
+    attributes: dict[str, str] = {}
+    storage: set[str] = set()
+    inputs: list[str] = []
+    outputs: dict[str, str] = {}
+    for path, name, key, value in _groups(text):
+        if path == ["library", "cell"]:
+            if key == "{":
+                attributes, storage, inputs, outputs = {}, set(), [], {}
+            elif key == "}":
+                if "area" not in attributes:
                     raise LibertyError(f"every cell of a Liberty file must have an area; {name} has none")
-                cells[name] = Cell(name, area, sequential, flip_flop, tuple(functions), usable)
-            if path:
-                path.pop()
-        elif token["key"]:
-            value = token["value"].strip('"')
-            if token["key"] == "function" and path == ["library", "cell", "pin"]:
-                functions.append(value)
-            elif path == ["library", "cell"]:
-                if token["key"] == "area":
-                    area = float(value)
-                elif token["key"] == "dont_use":
-                    usable = value.lower() != "true"
+                cells[name] = Cell(
+                    name,
+                    float(attributes["area"]),
+                    bool(storage),
+                    any(kind.startswith("ff") for kind in storage),
+                    tuple(inputs),
+                    outputs,
+                    attributes.get("dont_use", "false").lower() != "true",
+                )
+            else:
+                attributes[key] = value
+        elif path == ["library", "cell", "pin"]:
+            if key == "direction" and value == "input":
+                inputs.append(name)
+            elif key == "function":
+                outputs[name] = value
+        elif len(path) == 3 and path[2] in ("ff", "ff_bank", "latch", "latch_bank") and key == "{":
+            storage.add(path[2])
     if not cells:
-        raise LibertyError("a Liberty file must have cells; this one has none")
+        raise LibertyError("a Liberty file must have cells, this one has none")
     return Library(cells)

