@@ -88,7 +88,7 @@ def offsets(
         distance = distance / offset_step(codes, bits, step)
         unit = np.float32(1)
     else:
-        unit = offset_step(np.uint8(0), bits, step)
+        unit = offset_step(np.zeros(1, np.uint8), bits, step)[0]
     d = np.zeros(distance.shape, dtype=np.int8)
     # The next offset up or down pays beyond the middle between it and its neighbour; at the middle the smaller |d| stays.
     for k in range(1 << (bits - 1)):
@@ -162,9 +162,7 @@ def refine(
     if x.shape != (*base.codes.shape[:-1], base.length):
         raise ValueError(f"x must have shape {(*base.codes.shape[:-1], base.length)}, not {x.shape}")
     padded = base.codes.shape[-1]
-    if mask is None:
-        mask = np.ones(padded // SUBGROUP, dtype=bool)
-    values = np.asarray(x, dtype=np.float32)
+    values: NDArray[np.float32] = np.asarray(x, dtype=np.float32)
     if padded != base.length:
         values = np.zeros(base.codes.shape, np.float32)
         values[..., : base.length] = x
@@ -173,11 +171,15 @@ def refine(
     groups, codes = values.reshape(-1, GROUP), base.codes.reshape(-1, GROUP)
     chosen = np.empty(groups.shape, dtype=np.int8)
     for part in chunks(*groups.shape):
-        ratio = groups[part].reshape(-1) / np.repeat(steps[part], GROUP)
+        with np.errstate(over="ignore"):
+            ratio = np.divide(groups[part].reshape(-1), np.repeat(steps[part], GROUP), dtype=np.float32)
         chosen[part] = offsets(ratio, codes[part].reshape(-1), bits, step).reshape(-1, GROUP)
     d = chosen.reshape(base.codes.shape)
-    subgroups = d.view(_SUBGROUP)
-    subgroups *= mask
+    if mask is None:
+        mask = np.ones(padded // SUBGROUP, dtype=bool)
+    else:
+        subgroups = d.view(_SUBGROUP)
+        subgroups *= mask
     return Refined(base, mask, d, bits, step)
 
 

@@ -80,10 +80,11 @@ def _group_maxima(groups: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the largest magnitude of each row; NaN or infinity if the row has one."""
     maxima = np.empty(len(groups), dtype=np.float32)
     for part in chunks(*groups.shape):
-        # Transposed, the reduction runs over long rows; bit patterns order magnitudes as their values do.
-        columns = np.ascontiguousarray(groups[part].T).view(np.uint32)
+        # Transposed, two numbers at a time, the reduction runs over long rows; bit patterns order magnitudes as their values do.
+        columns = np.ascontiguousarray(groups[part].view(np.uint64).T).view(np.uint32)
         columns &= np.uint32(0x7FFFFFFF)
-        columns.max(axis=0, out=maxima[part].view(np.uint32))
+        largest = columns.max(axis=0)
+        np.maximum(largest[0::2], largest[1::2], out=maxima[part].view(np.uint32))
     return maxima
 
 

@@ -112,12 +112,13 @@ class MiniFloat:
         """
         fraction = _FRACTION - self.mantissa_bits
         magnitude = bits & _MAGNITUDE
-        np.minimum(magnitude, np.float32(self.max).view(np.uint32), out=magnitude)
+        # Minimum and maximum with an array are three times as fast as with a number.
+        np.minimum(magnitude, np.full_like(bits, np.float32(self.max).view(np.uint32)), out=magnitude)
         # Adding 2**fraction times the number's power of two (that of the smallest normal number below it) leaves, in the low bits of the
         # sum, the number in units of its last place, rounded to nearest even by the addition; the sum's exponent is that of the code.
         smallest = (_BIAS + 1 - self.bias) << _FRACTION
         power = magnitude & _INFINITY
-        np.maximum(power, np.uint32(smallest), out=power)
+        np.maximum(power, np.full_like(bits, smallest), out=power)
         power += np.uint32(fraction << _FRACTION)
         total = np.add(magnitude.view(np.float32), power.view(np.float32), out=power.view(np.float32)).view(np.uint32)
         codes[...] = total
@@ -144,7 +145,16 @@ class MiniFloat:
         if bad.any():
             index = tuple(int(i) for i in np.argwhere(bad)[0])
             raise ValueError(f"codes must be finite {self.name} codes, not {int(given[index]):#04x} at index {index}")
+        if given.dtype == np.uint8 and given.size % 2 == 0 and not self.has_nan:
+            pairs = np.ascontiguousarray(given).reshape(-1).view(np.uint16)
+            return self._pair_values.take(pairs).view(np.float32).reshape(given.shape)
         return self._values.take(given.astype(np.intp, copy=False))
+
+    @cached_property
+    def _pair_values(self) -> NDArray[np.uint64]:
+        # The values of two codes side by side, by both codes as one number: half the look-ups.
+        pairs = np.arange((2 * self.sign_mask - 1) * 0x0101 + 1, dtype=np.uint16).view(np.uint8)
+        return self._values[pairs & np.uint8(2 * self.sign_mask - 1)].view(np.uint64)
 
     @cached_property
     def _values(self) -> NDArray[np.float32]:

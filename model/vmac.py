@@ -40,6 +40,7 @@ _CHUNK = 1 << 14
 
 # Twice the E2M1 value, and the binade (0, 1, 2) that sets the exponent-scaled step, of every code.
 _DOUBLED = (2 * E2M1.decode(np.arange(16))).astype(np.int64)
+_IS_NVFP4 = np.isin(np.arange(32), NVFP4_PAIRS) | (np.arange(32) >> 2 == 0b111)
 _BINADE = np.maximum((np.arange(16) >> E2M1.mantissa_bits & 3).astype(np.int64) - E2M1.bias, 0)
 
 
@@ -269,7 +270,8 @@ def base_sums(a: NDArray[np.uint8], w: NDArray[np.uint8]) -> tuple[NDArray[np.in
 def refinement_sums(config: VmacConfig, vectors: Vectors) -> NDArray[np.int64]:
     """Return per block ``R = Σ 2·X·d·step``, int64 of shape (N, blocks), whatever the mode.
 
-    X is the base activation where the weight is refined and the base weight where the activation is.
+    X is the base activation where the weight is refined and the base weight where the activation is. Records of a block add up; nothing
+    here depends on their order beyond the place of each.
 
     Raises
     ------
@@ -279,38 +281,37 @@ def refinement_sums(config: VmacConfig, vectors: Vectors) -> NDArray[np.int64]:
     rows, blocks = len(vectors), config.blocks
     if not config.records:
         return np.zeros((rows, blocks), dtype=np.int64)
-    d, of_weight, of_activation = _offsets(config, vectors.refine)
-    d = d.reshape(rows, config.lanes)
-    of_weight, of_activation = of_weight.reshape(rows, -1), of_activation.reshape(rows, -1)
-    stray = of_activation & ~np.isin(vectors.w, NVFP4_PAIRS) & ~((vectors.w >> 2) == 0b111)
+    lanes, d, live, of_activation = _refined_lanes(config, vectors.refine)
+    a = np.take_along_axis(vectors.a.reshape(rows, blocks, GROUP), lanes, axis=2)
+    w = np.take_along_axis(vectors.w.reshape(rows, blocks, GROUP), lanes, axis=2)
+    stray = live & of_activation & ~_IS_NVFP4[w]
     if stray.any():
-        row, lane = np.argwhere(stray)[0]
+        at = tuple(np.argwhere(stray)[0])
+        row, lane = at[0], GROUP * at[1] + lanes[at]
         raise ValueError(
-            f"w must hold NVFP4 weights where the activation is refined, not pair {vectors.w[row, lane]:#04x} at ({row}, {lane})"
+            f"w must hold NVFP4 weights where the activation is refined, not pair {w[at]:#04x} at ({row}, {lane})"
         )
-    doubled_a = _DOUBLED[vectors.a]
-    doubled_w = PAIR_DIGITS[vectors.w].astype(np.int64) @ np.array([5, 2])
+    doubled_a, doubled_w = _DOUBLED[a], PAIR_DIGITS[w].astype(np.int64) @ np.array([5, 2])
     if config.step == "exponent":
-        binade_w = np.select([np.abs(doubled_w) >= 8, np.abs(doubled_w) >= 4], [2, 1], 0)
-        d = d << np.where(of_weight, binade_w, _BINADE[vectors.a])
-    x = np.where(of_weight, doubled_a, np.where(of_activation, doubled_w, 0))
-    return (x * d).reshape(rows, blocks, GROUP).sum(axis=2)
+        d = d << np.where(of_activation, _BINADE[a], np.select([abs(doubled_w) >= 8, abs(doubled_w) >= 4], [2, 1], 0))
+    return (np.where(of_activation, doubled_w, doubled_a) * d * live).sum(axis=2)
 
 
-def _offsets(
-    config: VmacConfig, refine: NDArray[np.uint64]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Spread refinement records over the lanes: offsets, and which lanes have a refined weight or activation; (N, blocks, 16)."""
+def _refined_lanes(config: VmacConfig, refine: NDArray[np.uint64]) -> tuple[NDArray[np.int64], ...]:
+    """Decode refinement records into lanes of their block, offsets, whether they count, and whether they refine the activation.
+
+    Each of shape (N, blocks, refined lanes).
+    """
     rows, blocks = len(refine), config.blocks
-    words = refine.astype(np.int64)
+    words = refine.astype(np.int64).reshape(rows, blocks, config.records // blocks)
     if config.refinement == "inplace":
-        bits = words[..., None] >> np.arange(0, 2 * GROUP, 2) & 3
-        masks = words[..., None] >> (2 * GROUP + np.arange(2 * SUBGROUPS)) & 1 == 1
-        lanes = np.repeat(masks, SUBGROUP, axis=2)
-        return (bits ^ 2) - 2, lanes[..., :GROUP], lanes[..., GROUP:] & ~lanes[..., :GROUP]
+        lanes = np.broadcast_to(np.arange(GROUP), (rows, blocks, GROUP))
+        masks = words >> (2 * GROUP + np.arange(2 * SUBGROUPS)) & 1 == 1
+        of_weight, of_activation = np.split(np.repeat(masks, SUBGROUP, axis=2), 2, axis=2)
+        d = words >> np.arange(0, 2 * GROUP, 2) & 3
+        return lanes, (d ^ 2) - 2, of_weight | of_activation, ~of_weight
     slots = config.slots_per_block
-    words = words.reshape(rows, blocks, slots)
-    valid, subgroup, is_activation = words >> 8 & 1 == 1, words >> 9 & 3, words >> 11 & 1 == 1
+    valid, subgroup, of_activation = words >> 8 & 1 == 1, words >> 9 & 3, words >> 11 & 1 == 1
     place = np.arange(slots)
     misplaced = valid & ((subgroup < place) | (subgroup > place + SUBGROUPS - slots))
     if misplaced.any():
@@ -319,22 +320,10 @@ def _offsets(
             f"refine must hold subgroups {slot} to {slot + SUBGROUPS - slots} in slot {slot}, "
             f"not {subgroup[row, block, slot]} at vector {row}, block {block}"
         )
-    d = np.zeros((rows, blocks, SUBGROUPS, SUBGROUP), dtype=np.int64)
-    of_weight, of_activation = np.zeros(d.shape[:3], bool), np.zeros(d.shape[:3], bool)
-    bits = words[..., None] >> np.arange(0, 2 * SUBGROUP, 2) & 3
-    offsets = np.where(valid[..., None], (bits ^ 2) - 2, 0)
-    for slot in range(slots):
-        index = subgroup[:, :, slot, None, None]
-        taken = np.take_along_axis(d, index, axis=2) + offsets[:, :, slot, None, :]
-        np.put_along_axis(d, index, taken, axis=2)
-        for mask, chosen in ((of_weight, valid & ~is_activation), (of_activation, valid & is_activation)):
-            index = subgroup[:, :, slot, None]
-            np.put_along_axis(mask, index, np.take_along_axis(mask, index, 2) | chosen[:, :, slot, None], axis=2)
-    return (
-        d.reshape(rows, blocks, GROUP),
-        np.repeat(of_weight, SUBGROUP, axis=2),
-        np.repeat(of_activation, SUBGROUP, axis=2),
-    )
+    lanes = SUBGROUP * subgroup[..., None] + np.arange(SUBGROUP)
+    d = words[..., None] >> np.arange(0, 2 * SUBGROUP, 2) & 3
+    spread = (np.broadcast_to(flag[..., None], d.shape) for flag in (valid, of_activation))
+    return tuple(part.reshape(rows, blocks, config.refined_lanes) for part in (lanes, (d ^ 2) - 2, *spread))
 
 
 def scaled(o: NDArray[np.int64], w_scale: NDArray[np.uint8], a_scale: NDArray[np.uint8]) -> NDArray[np.int64]:
