@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from model.block_scaled import BlockScaled, dequantize, effective_scales, quantize
-from model.formats import E2M1, E2M3
+from model.formats import CHUNK, E2M1, E2M3
 
 F32 = np.float32
 
@@ -85,6 +85,7 @@ def test_case_zero_group_has_scale_zero():
     tensor = quantize(x)
     assert tensor.scales[1] == 0
     assert (tensor.codes[16:] == 0).all()
+    assert not (tensor.scales == 0x7F).any()
 
 
 def test_case_lower_clamp_does_not_hide_zero_groups():
@@ -96,7 +97,70 @@ def test_case_lower_clamp_does_not_hide_zero_groups():
 
 
 def test_case_tensor_scale_is_amax_over_2688():
-    assert quantize(np.array([1.5], F32)).tensor_scale == F32(1.5) / F32(2688)
+    tensor = quantize(np.array([1.5], F32))
+    assert tensor.tensor_scale == F32(1.5) / F32(2688)
+    assert dequantize(tensor).tolist() == [1.5]
+    reciprocal = BlockScaled(tensor.codes, tensor.scales, F32(2688 / 1.5), tensor.length)
+    assert dequantize(reciprocal)[0] > 1e6
+
+
+def test_case_fused_matrices_need_their_own_tensor_scale_or_new_scales(seed):
+    """Two matrices with T = 4.83e-5 and 3.85e-5 put under one T."""
+    x = np.random.default_rng(seed).normal(size=(2, 512)).astype(F32)
+    x *= (2688 * np.array([4.83e-5, 3.85e-5]) / np.abs(x).max(axis=1))[:, None].astype(F32)
+    first, second = quantize(x[0]), quantize(x[1])
+    assert np.isclose([first.tensor_scale, second.tensor_scale], [4.83e-5, 3.85e-5], rtol=1e-5).all()
+    power = np.square(x[1]).mean()
+
+    def error(tensor):
+        return np.square(dequantize(tensor) - x[1]).mean() / power
+
+    assert error(second) < 0.012
+    assert error(quantize(x[1], tensor_scale=float(first.tensor_scale))) < 0.012
+    assert error(BlockScaled(second.codes, second.scales, first.tensor_scale, second.length)) > 0.05
+
+
+def test_case_random_data_gives_more_codes_than_zeros(seed):
+    for element in (E2M1, E2M3):
+        codes = quantize(np.random.default_rng(seed).normal(size=(64, 256)), element).codes
+        assert (codes & (element.sign_mask - 1) != 0).mean() > 0.5
+
+
+def test_pieces_of_a_large_matrix_are_those_of_its_rows(seed):
+    x = np.random.default_rng(seed).normal(size=(5, 3 * CHUNK // 2 + 48)).astype(F32)
+    whole = quantize(x)
+    for row in range(5):
+        alone = quantize(x[row], tensor_scale=float(whole.tensor_scale))
+        assert (alone.codes == whole.codes[row]).all()
+        assert (alone.scales == whole.scales[row]).all()
+    assert (quantize(np.asfortranarray(x)).codes == whole.codes).all()
+    assert (quantize(x.reshape(5, 3, -1)).codes.reshape(5, -1)[:, :64] == whole.codes[:, :64]).all()
+
+
+def test_values_beyond_a_given_tensor_scale_saturate_however_large():
+    for value in (1e5, 1e30, 3e38):
+        tensor = quantize(np.array([value, -value, 0, 1e-3], F32), tensor_scale=1e-9)
+        assert dequantize(tensor)[:2].tolist() == [F32(1e-9) * F32(448) * 6, -F32(1e-9) * F32(448) * 6]
+
+
+def test_tensor_of_subnormals_stays_finite():
+    x = np.full(32, 1e-45, F32)
+    tensor = quantize(x)
+    assert tensor.tensor_scale > 0
+    assert np.isfinite(dequantize(tensor)).all()
+
+
+@pytest.mark.parametrize("byte", [0x7F, 0x80, 0xFF])
+def test_case_nan_scale_byte_is_rejected(byte):
+    good = quantize(np.ones(32, F32))
+    with pytest.raises(ValueError, match=rf"^scales must be from 0x00 to 0x7e, not {byte:#04x} at index \(1,\)$"):
+        BlockScaled(good.codes, np.array([0, byte], np.uint8), good.tensor_scale, 32)
+
+
+@pytest.mark.parametrize("k", [8, 17])
+def test_case_codes_of_a_wrong_k_are_named(k):
+    with pytest.raises(ValueError, match=rf"^codes must have a multiple of 32 elements along K, not {k}$"):
+        BlockScaled(np.zeros(k, np.uint8), np.zeros(1, np.uint8), F32(1), k)
 
 
 def test_all_zero_tensor():
@@ -150,7 +214,7 @@ def test_bad_input_is_named():
     with pytest.raises(ValueError, match=r"^tensor_scale must be positive and finite, not 0$"):
         quantize(np.zeros(32, F32), tensor_scale=0)
     good = quantize(np.ones(32, F32))
-    with pytest.raises(ValueError, match=r"^codes must have a multiple of 32 elements along K, not 17$"):
-        BlockScaled(np.zeros(17, np.uint8), good.scales, good.tensor_scale, 17)
-    with pytest.raises(ValueError, match=r"^scales must be from 0x00 to 0x7e, not 0x7f at index \(1,\)$"):
-        BlockScaled(good.codes, np.array([0, 0x7F], np.uint8), good.tensor_scale, 32)
+    with pytest.raises(ValueError, match=r"^scales must have shape \(2,\), not \(1,\)$"):
+        BlockScaled(good.codes, good.scales[:1], good.tensor_scale, 32)
+    with pytest.raises(ValueError, match=r"^length must be from 1 to 32, not 33$"):
+        BlockScaled(good.codes, good.scales, good.tensor_scale, 33)

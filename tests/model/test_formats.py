@@ -3,8 +3,10 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from model.formats import E2M1, E2M3, E4M3, is_nan_scale, scale_exponent, scale_significand
+from model.formats import CHUNK, E2M1, E2M3, E4M3, is_nan_scale, scale_exponent, scale_significand
 
 REFERENCE = {"E2M1": ml_dtypes.float4_e2m1fn, "E2M3": ml_dtypes.float6_e2m3fn, "E4M3": ml_dtypes.float8_e4m3fn}
 FORMATS = pytest.mark.parametrize("element", [E2M1, E2M3, E4M3], ids=lambda element: element.name)
@@ -100,3 +102,38 @@ def test_code_out_of_range_is_named(bad):
 def test_codes_must_be_integers():
     with pytest.raises(TypeError, match=r"^codes must be integers, not float64$"):
         E2M1.decode([0.5])
+
+
+@FORMATS
+def test_every_upper_half_of_a_float_encodes_as_ml_dtypes(element):
+    """All signs, exponents and upper seven fraction bits, with the lower half at its ends and beside them."""
+    upper = np.arange(1 << 16, dtype=np.uint32) << 16
+    values = np.concatenate([upper | low for low in (0, 1, 0x7FFF, 0x8000, 0xFFFF)]).view(np.float32)
+    values = values[np.isfinite(values)]
+    expected = reference_codes(element, np.clip(values, -element.max, element.max))
+    assert (element.encode(values) == expected).all()
+
+
+@FORMATS
+@settings(max_examples=300, deadline=None)
+@given(x=st.floats(-1e4, 1e4, width=32), y=st.floats(-1e4, 1e4, width=32))
+def test_encoding_is_monotonic_odd_and_nearest(element, x, y):
+    low, high = sorted([x, y])
+    values = element.decode(element.encode([low, high, -low]))
+    assert values[0] <= values[1]
+    assert values[2] == -values[0]
+    every = np.concatenate([element.magnitudes, -element.magnitudes]).astype(np.float64)
+    assert abs(float(values[0]) - low) == np.abs(every - low).min()
+
+
+@FORMATS
+def test_any_shape_stride_and_size_is_encoded_alike(element, seed):
+    whole = np.random.default_rng(seed).normal(size=(3, 2 * CHUNK + 5)).astype(np.float32)
+    codes = element.encode(whole)
+    assert codes.shape == whole.shape
+    assert (element.encode(whole[:, ::2]) == codes[:, ::2]).all()
+    assert (element.encode(whole.T) == codes.T).all()
+    assert element.encode(whole[1, 7]) == codes[1, 7]
+    assert element.encode(whole[:, :0]).shape == (3, 0)
+    for part in (codes, codes[:, ::2], codes.T, codes[0, :3], codes[:0]):
+        assert (element.decode(part) == element.decode(part.astype(np.int64))).all()
