@@ -6,13 +6,15 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from model import autofp2, autofp6
 from model import vmac as v
-from model.block_scaled import quantize
+from model.block_scaled import dequantize, quantize
 from model.formats import E2M1, E4M3
 from model.packed_pair import NVFP4_PAIRS, nvfp4_digits, pack, unpack
 from model.vmac import VmacConfig, vmac
 from model.vmac_autofp2 import AutoFp2Config, vmac_autofp2
 from model.vmac_nvfp4 import Nvfp4Config, vmac_nvfp4
+from model.weight_encoder import encode
 
 UNIT = Fraction(1, 2**22)
 SCALE = [Fraction(float(value)) for value in E4M3.decode(np.arange(127))]
@@ -344,3 +346,150 @@ def test_case_wrong_k_is_named():
     assert x.codes.shape == (1, 32)
     with pytest.raises(ValueError, match=r"^a must have shape \(1, 32\), not \(1, 17\)$"):
         vmac_nvfp4(Nvfp4Config(), x.codes[:, :17], x.codes, x.scales, x.scales, np.zeros(1, np.uint64))
+
+
+def test_case_check_value_as_sums_of_the_datapath():
+    """P = 18, R = -3, O = 69 for A = 1.5, W = 3, d = -1."""
+    zeros = np.zeros((1, 32), np.uint8)
+    a, pairs = zeros.copy(), np.full((1, 32), 0b11100, np.uint8)
+    a[0, 0], pairs[0, 0] = 3, weight(3)
+    even, odd = v.base_sums(a, pairs)
+    assert (even[0, 0], odd[0, 0]) == (6, -6)
+    assert 5 * even[0, 0] + 2 * odd[0, 0] == 18
+    yes, one = np.ones(1, bool), np.full((1, 2), 0x38, np.uint8)
+    words = np.array([[1 << 8 | 0b11, 0, 0, 0]], np.uint64)
+    vectors = v.Vectors(yes, yes, a, pairs, one, one, words, np.zeros(1, np.uint64))
+    assert v.refinement_sums(VmacConfig(), vectors).tolist() == [[-3, 0]]
+    assert vmac(VmacConfig(), vectors).o.tolist() == [[69, 0]]
+
+
+def test_case_mode_stays_with_its_vector(seed):
+    """Mode changes every cycle: each result is that of the vector on its own."""
+    vectors = random_vectors(VmacConfig(), 64, np.random.default_rng(seed))
+    vectors.mode_nvfp4[:] = np.arange(64) % 2 == 0
+    vectors.w[:] = NVFP4_PAIRS[np.random.default_rng(seed).integers(0, 15, (64, 32))]
+    together = vmac(VmacConfig(), vectors)
+    for n in range(64):
+        alone = vmac(VmacConfig(), vectors[n : n + 1])
+        assert (alone.psum[0], alone.status[0]) == (together.psum[n], together.status[n])
+        assert (alone.o == together.o[n]).all()
+
+
+def test_case_scaling_is_exact_for_every_pair_of_scale_bytes():
+    w, a = (array.ravel() for array in np.meshgrid(np.arange(127, dtype=np.uint8), np.arange(127, dtype=np.uint8)))
+    for o in (1, -69, 9408, -10752):
+        got = v.scaled(np.full(w.shape, o), w, a)
+        expected = [int(o * SCALE[x] * SCALE[y] / 16 / UNIT) for x, y in zip(w, a, strict=True)]
+        assert got.tolist() == expected
+
+
+@pytest.mark.parametrize("nvfp4", [True, False])
+def test_case_sums_do_not_depend_on_order(nvfp4, seed):
+    """Integer sums: any order of the vectors ends in the same partial sum, as long as no half saturates."""
+    rng = np.random.default_rng(seed)
+    vectors = random_vectors(VmacConfig(), 40, rng)
+    vectors.mode_nvfp4[:] = nvfp4
+    vectors.w[:] = NVFP4_PAIRS[rng.integers(0, 15, (40, 32))]
+    vectors.a_scale[:] &= 0x3F
+
+    def total(order):
+        psum, status = np.zeros(1, np.uint64), 0
+        for n in order:
+            vectors.psum[n] = psum[0]
+            result = vmac(VmacConfig(), vectors[n : n + 1])
+            psum, status = result.psum, status | int(result.status[0])
+        assert not status & v.SATURATED
+        return int(psum[0])
+
+    assert total(range(40)) == total(rng.permutation(40)) != 0
+
+
+@pytest.mark.parametrize("byte", [0x7F, 0x80, 0xBC, 0xFF])
+def test_case_bad_scale_byte_is_read_without_its_sign_and_reported(byte):
+    good = single(a=3, w=weight(3), a_scale=byte & 0x7F)
+    bad = single(a=3, w=weight(3), a_scale=byte)
+    assert bad.psum == good.psum
+    assert bad.status[0] == v.NAN_SCALE
+    if byte & 0x7F == 0x7F:
+        assert int(bad.psum[0]) == 72 * 15 * 8 << 15 + 7 - 2
+
+
+def test_case_minus_zero_with_a_scale_of_zero():
+    for a, w in ((8, 8), (8, 15), (15, 8)):
+        result = single(a=a, w=int(pack(*nvfp4_digits([w]))[0]), a_scale=0, w_scale=0, psum=2**64 - 1)
+        assert (int(result.psum[0]), result.status[0], result.o[0, 0]) == (2**64 - 1, 0, 0)
+
+
+@pytest.mark.parametrize("step", ["fixed", "exponent"])
+@pytest.mark.parametrize("refinement", ["slots", "inplace"])
+def test_refined_tensors_run_through_the_vmac_exactly(refinement, step, seed):
+    """Quantise, select, pack, accumulate over K: the sum is the product of the dequantised tensors to the last bit."""
+    rng = np.random.default_rng(seed)
+    k, slots = 320, 2 if refinement == "slots" else 4
+    config = VmacConfig(refinement=refinement, step=step)
+    # With T = 1 every dequantised value is a float32, and every product and sum below a float64.
+    x_w, x_a = rng.laplace(size=(2, k)).astype(np.float32), rng.laplace(size=(3, k)).astype(np.float32)
+    w, a = quantize(x_w, tensor_scale=1.0), quantize(x_a, tensor_scale=1.0)
+    mask_w = autofp6.select_weights(autofp6.subgroup_gains(x_w, w, step=step), 0.3, slots)
+    mask_a = autofp6.select_activations(autofp6.subgroup_errors(x_a, a), mask_w, 1e-3, slots)
+    refined_w, refined_a = autofp6.refine(x_w, w, mask_w, step=step), autofp6.refine(x_a, a, mask_a, step=step)
+    assert refined_w.offsets.any()
+    assert refined_a.offsets.any()
+    dense_w, dense_a = autofp6.dequantize(refined_w).astype(float), autofp6.dequantize(refined_a).astype(float)
+    base_w, base_a = dequantize(w).astype(float), dequantize(a).astype(float)
+    expected = dense_w @ dense_a.T
+    # Masks are disjoint, so the product of two offsets is exactly absent.
+    assert (expected == base_w @ base_a.T + (dense_w - base_w) @ base_a.T + base_w @ (dense_a - base_a).T).all()
+
+    yes, no = np.ones(k // 32, bool), np.zeros(k // 32, bool)
+    for row, token in np.ndindex(2, 3):
+        records = autofp6.refinement_records(
+            config,
+            mask_w.reshape(-1, 8),
+            refined_w.offsets[row].reshape(-1, 32),
+            mask_a[token].reshape(-1, 8),
+            refined_a.offsets[token].reshape(-1, 32),
+        )
+        assert not records.overlap.any()
+        assert not records.dropped.any()
+        pairs, scales = encode(yes, *[w.codes[row].reshape(-1, 32)] * 2, *[w.scales[row].reshape(-1, 2)] * 2)
+        psum = np.zeros(1, np.uint64)
+        for n in range(k // 32):
+            one = slice(n, n + 1)
+            a_codes, a_scales = a.codes[token].reshape(-1, 32)[one], a.scales[token].reshape(-1, 2)[one]
+            vectors = v.Vectors(
+                yes[one], ~no[one], a_codes, pairs[one], a_scales, scales[one], records.words[one], psum
+            )
+            psum = vmac(config, vectors).psum
+        assert int(psum.view(np.int64)[0]) * 2.0**-22 == expected[row, token]
+
+
+@pytest.mark.parametrize("scaling", ["pair", "group"])
+def test_two_bit_tensors_run_through_the_vmac_within_the_window(scaling, seed):
+    rng = np.random.default_rng(seed)
+    k, shift = 320, 24
+    config = VmacConfig(scaling=scaling, window_shift=shift)
+    w = quantize(rng.laplace(size=(2, k)), tensor_scale=0.001)
+    a = quantize(rng.laplace(size=(1, k)), tensor_scale=0.001, shared_groups=2)
+    units = np.float64(w.tensor_scale) * np.float64(a.tensor_scale)
+    values, scales = autofp2.digits(w, scaling)
+    steps_w = np.repeat(E4M3.decode(scales), 16, axis=1).astype(float)
+    steps_a = np.repeat(E4M3.decode(a.scales), 16, axis=1).astype(float)
+    exact = (values * steps_w * E2M1.decode(a.codes) * steps_a).sum(axis=1)
+    off = np.zeros(k // 32, bool)
+    pairs, packed_scales = encode(off, *w.codes.reshape(2, -1, 32), *w.scales.reshape(2, -1, 2), scaling)
+    psum = np.zeros(1, np.uint64)
+    for n in range(k // 32):
+        one = slice(n, n + 1)
+        a_codes, a_scales = a.codes.reshape(-1, 32)[one], a.scales.reshape(-1, 2)[one]
+        none = np.zeros((1, 4), np.uint64)
+        vectors = v.Vectors(off[one], off[one], a_codes, pairs[one], a_scales, packed_scales[one], none, psum)
+        psum = vmac(config, vectors).psum
+    halves = np.array([int(psum[0]) & 0xFFFFFFFF, int(psum[0]) >> 32], np.uint32).view(np.int32)
+    window = 2.0 ** (shift - 22)
+    assert (np.abs(halves * window - exact) <= k / 32 * window / 2).all()
+    assert (np.abs(exact) > 100 * window).all()
+    # c = 2 comes after the sum.
+    assert np.allclose(
+        2 * exact * units, autofp2.dequantize(w, scaling).astype(float) @ dequantize(a).astype(float)[0], rtol=1e-5
+    )
