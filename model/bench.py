@@ -1,4 +1,4 @@
-"""Speed of the quantisers and of the vMAC model on one core: ``python -m model.bench`` (docs/figures.md).
+"""Speed of the quantisers and of the vMAC model on one core: ``python -m model.bench`` (docs/formats.md).
 
 The yardstick is ``ml_dtypes``' plain cast of the same array to 4-bit floats: no scales, no offsets, but compiled.
 """

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from model.memory import pack_masks, pack_nibbles, pack_offsets, unpack_masks, unpack_nibbles, unpack_offsets
 
@@ -42,3 +44,16 @@ def test_case_wrong_lengths_are_named():
         pack_offsets(np.array([0, 0, 0, 2], np.int8), np.ones(1, bool))
     with pytest.raises(ValueError, match=r"^packed must have shape \(1,\), a byte per refined subgroup, not \(2,\)$"):
         unpack_offsets(np.zeros(2, np.uint8), np.ones(1, bool))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.tuples(st.booleans(), st.lists(st.integers(-2, 1), min_size=4, max_size=4)), min_size=1, max_size=24)
+)
+def test_offsets_follow_their_mask_whatever_it_is(subgroups):
+    mask = np.array([refined for refined, _ in subgroups])
+    d = np.array([offsets if refined else [0] * 4 for refined, offsets in subgroups], np.int8).reshape(-1)
+    packed = pack_offsets(d, mask)
+    expected = [sum((x & 3) << 2 * i for i, x in enumerate(offsets)) for refined, offsets in subgroups if refined]
+    assert packed.tolist() == expected
+    assert (unpack_offsets(packed, mask) == d).all()

@@ -48,3 +48,25 @@ def test_bad_input_is_named():
         encode(np.zeros(1, bool), row[:, :17], row[:, :17], scale, scale)
     with pytest.raises(TypeError, match=r"^registered must be true or false, not 1$"):
         WeightEncoderConfig(registered=1)
+
+
+@pytest.mark.parametrize("scaling", ["pair", "group"])
+def test_wide_vectors_are_their_segments(scaling, seed):
+    """64 lanes are two vectors of 32 lanes side by side; with group scaling the rows' scales are kept apart."""
+    rng = np.random.default_rng(seed)
+    rows, scales = rng.integers(0, 16, (2, 40, 64), dtype=np.uint8), rng.integers(0, 127, (2, 40, 4), dtype=np.uint8)
+    mode = rng.random(40) < 0.5
+    w, w_scale = encode(mode, *rows, *scales, scaling)
+    halves = [
+        encode(mode, *rows[:, :, 32 * i : 32 * i + 32], *scales[:, :, 2 * i : 2 * i + 2], scaling) for i in range(2)
+    ]
+    assert (w == np.concatenate([half[0] for half in halves], axis=1)).all()
+    split = [half[1].reshape(40, -1, 2) for half in halves]
+    assert (w_scale == np.concatenate(split, axis=2 if scaling == "group" else 1).reshape(40, -1)).all()
+    assert (w_scale[mode, :4] == scales[0][mode]).all()
+    if scaling == "group":
+        assert not w_scale[mode, 4:].any()
+        assert (w_scale[~mode] == np.concatenate(scales, axis=1)[~mode]).all()
+    else:
+        expected = scales.reshape(2, 40, 2, 2).max(axis=3).transpose(1, 2, 0).reshape(40, 4)
+        assert (w_scale[~mode] == expected[~mode]).all()
