@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 
-__all__ = ["GE", "Cell", "FullAdder", "LibertyError", "Library", "load", "plain_text", "truth_table"]
+__all__ = ["GE", "Cell", "FullAdder", "LibertyError", "Library", "load", "mapping_text", "plain_text", "truth_table"]
 
 GE = Path(__file__).with_name("ge.lib")
 """Our own library, in gate equivalents: the area of a NAND2 is 1."""
@@ -203,21 +203,21 @@ def plain_text(path: Path) -> str:
     return content.decode("utf-8", errors="replace")
 
 
-def _groups(text: str) -> Iterator[tuple[list[str], str, str, str]]:
-    """Yield (path of groups, name of the innermost, attribute, value); attribute is ``{`` or ``}`` at a group's ends."""
+def _groups(text: str) -> Iterator[tuple[list[str], str, str, str, int]]:
+    """Yield path of groups, name of the innermost, attribute, value and its place; attribute is ``{`` or ``}`` at a group's ends."""
     path: list[str] = []
     names: list[str] = []
     for token in _TOKEN.finditer(text):
         if token["open"]:
             path.append(token["group"])
             names.append(token["name"].strip().strip('"'))
-            yield path, names[-1], "{", ""
+            yield path, names[-1], "{", "", token.end()
         elif token["close"] and path:
-            yield path, names[-1], "}", ""
+            yield path, names[-1], "}", "", token.end()
             path.pop()
             names.pop()
         elif token["key"] and path:
-            yield path, names[-1], token["key"], token["value"].strip('"')
+            yield path, names[-1], token["key"], token["value"].strip('"'), token.start("value")
 
 
 def load(text: str) -> Library:
@@ -233,7 +233,7 @@ def load(text: str) -> Library:
     storage: set[str] = set()
     inputs: list[str] = []
     outputs: dict[str, str] = {}
-    for path, name, key, value in _groups(text):
+    for path, name, key, value, _ in _groups(text):
         if path == ["library", "cell"]:
             if key == "{":
                 attributes, storage, inputs, outputs = {}, set(), [], {}
@@ -261,3 +261,25 @@ def load(text: str) -> Library:
     if not cells:
         raise LibertyError("a Liberty file must have cells, this one has none")
     return Library(cells)
+
+
+def mapping_text(text: str, library: Library) -> str:
+    """Return a Liberty text for ABC, with areas that its mapper cannot confuse.
+
+    ABC keeps two decimals of an area, and among equal ones takes whatever the C library's sort puts first. So the areas are given in hundredths
+    of the smallest one, rounded to quarters, whose sums are exact, and no two are equal. They are for choosing cells, not for adding up.
+    """
+    unit = min((cell.area for cell in library.cells.values() if cell.usable and cell.area > 0), default=1.0) / 100
+    quarters: dict[str, int] = {}
+    last = 0
+    for name, cell in sorted(library.cells.items(), key=lambda item: (item[1].area, item[0])):
+        last = max(last + 1, round(4 * cell.area / unit)) if cell.area > 0 else 0
+        quarters[name] = last
+    pieces, end = [], 0
+    for path, name, key, value, place in _groups(text):
+        if path == ["library", "cell"] and key == "area":
+            # The value may stand in quotes.
+            place = text.index(value, place)
+            pieces += [text[end:place], f"{quarters[name] / 4:.2f}"]
+            end = place + len(value)
+    return "".join([*pieces, text[end:]])

