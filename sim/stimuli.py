@@ -310,6 +310,7 @@ def _refine(
     noise = rng.integers(0, 1 << shape.record_bits, (rows, count), dtype=np.uint64)
     same = rng.choice(np.array([0b10, 0b01, 0b11, 0b00], np.uint64), (rows, 1))
     alike = rng.random((rows, 1)) < 0.25
+    legal: NDArray[Any]
     no_weights, no_activations = rng.random((2, rows, 1)) < np.where(steered, 0.5, 0.2)[:, None]
     if shape.refinement == "inplace":
         offsets = np.where(alike, same * np.uint64(0x5555_5555), noise & np.uint64(2**32 - 1))
@@ -322,7 +323,7 @@ def _refine(
     else:
         table = slot_table(shape.slots)
         filling = table[rng.integers(0, len(table), (rows, shape.blocks))].reshape(rows, count)
-        dropped: NDArray[Any] = np.where(filling >> np.uint64(11) == 0, no_weights, no_activations)
+        dropped = np.where(filling >> np.uint64(11) == 0, no_weights, no_activations)
         filling = np.where(dropped, 0, filling).astype(np.uint64)
         offsets = np.where(alike, same * np.uint64(0x55), noise & np.uint64(255))
         # An invalid record may hold anything in its other fields.

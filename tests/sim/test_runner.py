@@ -25,6 +25,7 @@ module counter(input clk, input rst, output reg [7:0] count);
     always @(posedge clk) count <= rst ? 8'd0 : count + 8'd1;
 endmodule
 """
+COUNTER_PORTS = ("clk", "rst", "count")
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def test_verilator_is_the_default_and_present():
 
 @pytest.mark.parametrize("simulator", SIMULATORS)
 def test_cocotb_passes_fails_and_times_out(simulator):
-    build = build_cocotb({"counter.v": COUNTER}, "counter", simulator)
+    build = build_cocotb({"counter.v": COUNTER}, "counter", COUNTER_PORTS, simulator)
     log = run_cocotb(build, "counter_bench", seed=77)
     assert "1 cocotb tests, 0 failed" in log
     assert "Seeding Python random module with 77" in log
@@ -56,7 +57,7 @@ def test_cocotb_passes_fails_and_times_out(simulator):
 
 @pytest.mark.parametrize("simulator", SIMULATORS[1:] or SIMULATORS)
 def test_waves_leave_a_file(simulator, own_cache):
-    build = build_cocotb({"counter.v": COUNTER}, "counter", simulator, waves=True)
+    build = build_cocotb({"counter.v": COUNTER}, "counter", COUNTER_PORTS, simulator, waves=True)
     run_cocotb(build, "counter_bench", seed=1)
     dumps = [*own_cache.glob("runs/*/dump.*")]
     assert dumps
