@@ -189,7 +189,7 @@ def test_a_wrong_sign_in_equation_6_is_caught(monkeypatch):
         return q0, EncodedDigit(q1.nonzero, q1.double, code.sign ^ code.mantissa[0])
 
     monkeypatch.setattr(hdl.weight_encoder, "nvfp4_digits", nvfp4_digits)
-    outcome = encoder_proof("pair", monkeypatch)
+    outcome = encoder_proof("group", monkeypatch)
     assert not outcome.holds
     assert "equation_6" in outcome.failed
 
