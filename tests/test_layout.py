@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = [
     *("model/formats.py", "model/block_scaled.py", "model/memory.py"),
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "hdl/lib").glob("*.py"))),
-    *("sim/runner.py", "sim/harness.py", "synth/yosys.py", "synth/liberty.py", "synth/area.py"),
+    *("sim/runner.py", "sim/harness.py", "synth/yosys.py", "synth/liberty.py", "synth/area.py", "synth/canonical.py"),
 ]
 
 

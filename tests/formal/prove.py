@@ -119,7 +119,9 @@ def prove(
     if verdict is None or verdict[1] not in ("PASS", "FAIL"):
         errors = [line for line in log.splitlines() if "ERROR" in line] or log.splitlines()[-1:]
         raise ProofError(f"{name}: {verdict[1] if verdict else 'no verdict'}: {' '.join(errors[:3])}; see {folder}")
-    broken = re.findall(r"Assert failed in \S+: (\w+\.sv):(\d+)", log) + re.findall(r"Assert failed in \S+: (\w+)\b(?!\.sv)", log)
+    broken = re.findall(r"Assert failed in \S+: (\w+\.sv):(\d+)", log) + re.findall(
+        r"Assert failed in \S+: (\w+)\b(?!\.sv)", log
+    )
     failed = tuple(dict.fromkeys(place if isinstance(place, str) else _line(sources, *place) for place in broken))
     return Outcome(verdict[1] == "PASS", failed, folder)
 

@@ -200,7 +200,9 @@ def slots(config):
     block = netlist(SlotRefinement(config))
     values = {bit: z3.BitVec(f"in{bit}", 1) for bit in block.inputs}
     record = block.ports["record"]
-    owned = [record[12 * s + 2 * i : 12 * s + 2 * i + 2] for s in range(config.slots_per_block) for i in range(SUBGROUP)]
+    owned = [
+        record[12 * s + 2 * i : 12 * s + 2 * i + 2] for s in range(config.slots_per_block) for i in range(SUBGROUP)
+    ]
     return block, values, owned
 
 
@@ -208,7 +210,8 @@ def slot_counter_example(config):
     """Return what z3 says about each lane of a block: a slot's term is wrong by more than a constant, or the constants do not cancel."""
     block, values, owned = slots(config)
     a, w, record, enable = (
-        [values[bit] for bit in block.ports[name]] if name in block.ports else [] for name in ("a", "w", "record", "enable")
+        [values[bit] for bit in block.ports[name]] if name in block.ports else []
+        for name in ("a", "w", "record", "enable")
     )
     polynomial = block.normal_form("r")
     width = polynomial.width

@@ -94,7 +94,12 @@ def wiring_proof_text(config, dut):
     for p in range(blocks // 2):
         i, j = 2 * p, 2 * p + 1
         check(f"reduction{p}_mode_nvfp4 == mode_nvfp41", 1)
-        for port, tree in (("a", f"digits{i}_even"), ("b", f"digits{i}_odd"), ("c", f"digits{j}_even"), ("d", f"digits{j}_odd")):
+        for port, tree in (
+            ("a", f"digits{i}_even"),
+            ("b", f"digits{i}_odd"),
+            ("c", f"digits{j}_even"),
+            ("d", f"digits{j}_odd"),
+        ):
             check(f"reduction{p}_{port} == {tree}", 1)
         if refined:
             check(f"reduction{p}_r0 == refinement{i}_r && reduction{p}_r1 == refinement{j}_r", 1)
