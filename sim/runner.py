@@ -13,7 +13,6 @@ import importlib.util
 import json
 import os
 import re
-import secrets
 import shlex
 import shutil
 import signal
@@ -149,20 +148,18 @@ def build_root() -> Path:
 
 
 def seed_from_environment(default: int = DEFAULT_SEED) -> int:
-    """Return the seed in ``SEED``: a number, or ``random`` for a fresh one; ``default`` if it is not set.
+    """Return the seed in the environment variable ``SEED``, or ``default`` if it is not set.
 
     Raises
     ------
     ValueError
-        ``SEED`` is neither a non-negative integer nor ``random``.
+        ``SEED`` is not a non-negative integer.
     """
     text = os.environ.get("SEED", "").strip()
     if not text:
         return default
-    if text == "random":
-        return secrets.randbits(31)
     if not text.isdecimal():
-        raise ValueError(f"SEED must be a non-negative integer or 'random', not {text!r}")
+        raise ValueError(f"SEED must be a non-negative integer, not {text!r}")
     return int(text)
 
 
