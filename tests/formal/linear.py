@@ -10,7 +10,7 @@ all inputs of its lane.
 import json
 import subprocess
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,7 @@ class Netlist:
             for place, bit in enumerate(made.output):
                 self._driver[bit] = (made, place)
 
-    def support(self, bits: list[Bit]) -> set[int]:
+    def support(self, bits: Sequence[Bit]) -> set[int]:
         """Return the input bits that ``bits`` depend on."""
         seen: set[int] = set()
         waiting = list(bits)
@@ -87,7 +87,7 @@ class Netlist:
                 waiting += [b for operand in self._driver[bit][0].inputs.values() for b in operand]
         return seen & self.inputs
 
-    def evaluate(self, bits: list[Bit], values: Mapping[int, Any], zero: Any, one: Any) -> list[Any]:
+    def evaluate(self, bits: Sequence[Bit], values: Mapping[Any, Any], zero: Any, one: Any) -> list[Any]:
         """Return ``bits`` for inputs of any type with ``& | ^ ~``: arrays of bool, or one-bit vectors of z3."""
         known: dict[Bit, Any] = {"0": zero, "1": one, **values}
 
@@ -162,16 +162,16 @@ class Netlist:
         kept = {bit: c % modulus for bit, c in total.items() if c % modulus}
         return Polynomial(constant % modulus, kept, width)
 
-    def _add(self, total: dict[int, int], bits: list[Bit], factor: int, *, signed: bool) -> int:
+    def _add(self, total: dict[int, int], bits: Sequence[Bit], factor: int, *, signed: bool) -> int:
         """Add ``factor`` times the number that ``bits`` spell to ``total``; inversions become ``1 - bit``. Returns the constant part."""
         constant = 0
         for place, given in enumerate(bits):
             weight, bit = factor << place, given
             if signed and place == len(bits) - 1:
                 weight = -weight
-            while bit in self._driver and self._driver[bit][0].kind == "$_NOT_":  # type: ignore[index]
+            while bit in self._driver and self._driver[bit][0].kind == "$_NOT_":
                 constant += weight
-                weight, bit = -weight, self._driver[bit][0].inputs["A"][0]  # type: ignore[index]
+                weight, bit = -weight, self._driver[bit][0].inputs["A"][0]
             if isinstance(bit, str):
                 constant += weight * int(bit)
             else:
@@ -203,7 +203,7 @@ class Netlist:
         def visit(bit: Bit) -> None:
             if bit not in self._driver:
                 return
-            cell = self._driver[bit][0]  # type: ignore[index]
+            cell = self._driver[bit][0]
             if id(cell) in seen or cell.kind not in ("$add", "$_NOT_"):
                 return
             seen.add(id(cell))

@@ -1,10 +1,12 @@
 """Proofs about emitted Verilog: yowasp-sby drives Yosys and the z3 that pip installs."""
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +48,7 @@ class Outcome:
     failed : tuple of str
         Assertions that the counter-example breaks: their labels, or their source lines without one.
     folder : Path
-        Logs, and the trace of a counter-example.
+        Logs, and the trace of a counter-example, until the next proof of that name.
     """
 
     holds: bool
@@ -55,7 +57,13 @@ class Outcome:
 
 
 def prove(
-    name: str, sources: Mapping[str, str], *, top: str = "proof", induction: int = 0, timeout: int = 120
+    name: str,
+    sources: Mapping[str, str],
+    *,
+    top: str = "proof",
+    cycles: int = 1,
+    induction: bool = False,
+    timeout: int = 120,
 ) -> Outcome:
     """Prove the assertions of module ``top``.
 
@@ -67,9 +75,10 @@ def prove(
         File name to Verilog text, assertions included.
     top : str
         Module that holds the assertions.
-    induction : int
-        0: combinational, one step is everything. Otherwise k-induction of this depth: the first k cycles, then any k cycles that
-        hold imply the next.
+    cycles : int
+        Cycles from power-up that are looked at: 1 is everything for a combinational design, n + 1 for n register stages without feedback.
+    induction : bool
+        Also prove that ``cycles`` cycles which hold imply the next, so that they hold for ever.
     timeout : int
         Seconds.
 
@@ -78,15 +87,15 @@ def prove(
     ProofError
         No verdict.
     """
-    folder = FOLDER / name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    # Tests that run side by side prove under the same name.
+    folder = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=FOLDER))
     for file, text in sources.items():
         (folder / file).write_text(text)
     (folder / "proof.sby").write_text(
         _SCRIPT.format(
             mode="prove" if induction else "bmc",
-            depth=induction or 1,
+            depth=cycles,
             timeout=timeout,
             top=top,
             sources=" ".join(sources),
@@ -119,11 +128,14 @@ def prove(
     if verdict is None or verdict[1] not in ("PASS", "FAIL"):
         errors = [line for line in log.splitlines() if "ERROR" in line] or log.splitlines()[-1:]
         raise ProofError(f"{name}: {verdict[1] if verdict else 'no verdict'}: {' '.join(errors[:3])}; see {folder}")
-    broken = re.findall(r"Assert failed in \S+: (\w+\.sv):(\d+)", log) + re.findall(
-        r"Assert failed in \S+: (\w+)\b(?!\.sv)", log
-    )
-    failed = tuple(dict.fromkeys(place if isinstance(place, str) else _line(sources, *place) for place in broken))
-    return Outcome(verdict[1] == "PASS", failed, folder)
+    broken = re.findall(r"Assert failed in \S+: (\w+)(?:\.sv:(\d+))?", log)
+    failed = tuple(dict.fromkeys(_line(sources, f"{first}.sv", line) if line else first for first, line in broken))
+    holds = verdict[1] == "PASS"
+    kept = FOLDER / name
+    with contextlib.suppress(OSError):
+        shutil.rmtree(kept, ignore_errors=True)
+        folder.rename(kept)
+    return Outcome(holds, failed, kept)
 
 
 def _line(sources: Mapping[str, str], file: str, number: str) -> str:

@@ -204,6 +204,16 @@ def test_a_zero_flag_that_is_swapped_in_packing_is_caught(monkeypatch):
     assert not encoder_proof("group", monkeypatch).holds
 
 
+def test_a_digit_of_two_that_is_never_given_is_caught(monkeypatch):
+    def rederived(code, reaches_one, reaches_two, original=WeightEncoder._rederived):
+        return original(code, reaches_one, Const(0, 2))
+
+    monkeypatch.setattr(WeightEncoder, "_rederived", staticmethod(rederived))
+    outcome = encoder_proof("pair", monkeypatch)
+    assert not outcome.holds
+    assert set(outcome.failed) <= {"even_row", "odd_row"}
+
+
 def threshold_proof():
     return prove(
         "pair_scale", {"dut.v": to_verilog(PairScale(), "dut"), "spec.sv": SPEC, "proof.sv": THRESHOLDS}, timeout=60

@@ -138,7 +138,7 @@ def wiring_proof_text(config, dut):
 def wiring_outcome(config, monkeypatch):
     dut = cut_vmac(config, monkeypatch)
     text = wiring_proof_text(config, dut)
-    return prove("vmac", {"dut.v": to_verilog(dut, "dut"), "proof.sv": text}, induction=6)
+    return prove("vmac", {"dut.v": to_verilog(dut, "dut"), "proof.sv": text}, cycles=6, induction=True)
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
