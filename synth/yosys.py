@@ -76,10 +76,11 @@ class Module:
 
 @dataclass(frozen=True)
 class Area:
-    """Area of a mapped design, in the library's unit; ``modules`` starts with the top."""
+    """Area of a mapped design, in the library's unit; ``modules`` starts with the top, ``yosys`` is the version."""
 
     top: str
     modules: dict[str, Module]
+    yosys: str
 
     @property
     def total(self) -> float:
@@ -384,9 +385,8 @@ def read_stat(text: str, top: str, library: lib.Library) -> Area:
     SynthesisError
         A cell is neither in the library nor a module.
     """
-    counts = {
-        name.removeprefix("\\"): module["num_cells_by_type"] for name, module in json.loads(text)["modules"].items()
-    }
+    report = json.loads(text)
+    counts = {name.removeprefix("\\"): module["num_cells_by_type"] for name, module in report["modules"].items()}
     modules: dict[str, Module] = {}
 
     def visit(name: str) -> Module:
@@ -415,4 +415,5 @@ def read_stat(text: str, top: str, library: lib.Library) -> Area:
         return modules[name]
 
     visit(top)
-    return Area(top, {top: modules.pop(top), **dict(sorted(modules.items()))})
+    version = report["creator"].partition(" (")[0]
+    return Area(top, {top: modules.pop(top), **dict(sorted(modules.items()))}, version)
