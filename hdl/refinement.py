@@ -113,7 +113,8 @@ class SlotRefinement(wiring.Component):
     """Refinement sum of a block with a few slots of four lanes; combinational.
 
     Each slot picks the operands of its subgroup: base activations where the weight is refined, base weights where the activation is. Slot
-    i of n holds a subgroup from i to 4 − n + i. With ``enable = 0`` every picked operand is a constant 0, so the lanes do not toggle.
+    i of n holds a subgroup from i to 4 − n + i. With ``enable = 0`` every picked operand is a constant 0
+    and so is R; a lane's sign still follows the record's offset bits.
 
     Members
     -------
