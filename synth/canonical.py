@@ -12,7 +12,7 @@ __all__ = ["canonical"]
 Json = dict[str, Any]
 
 
-def canonical(netlist: str) -> str:
+def canonical(netlist: str, *, names: bool = False) -> str:
     """Return a Yosys JSON netlist with cells in the order in which its outputs need them, and cells and wires renamed.
 
     Ports keep names and order. Wires, attributes and modules of library cells go.
@@ -21,17 +21,19 @@ def canonical(netlist: str) -> str:
     ----------
     netlist : str
         As from ``write_json``; every cell with port directions.
+    names : bool
+        Keep public wires and source locations of cells.
     """
     modules = json.loads(netlist)["modules"]
     kept = {
-        name: _module(module)
+        name: _module(module, names)
         for name, module in sorted(modules.items())
         if not {"blackbox", "whitebox"} & module["attributes"].keys()
     }
     return json.dumps({"modules": kept})
 
 
-def _module(module: Json) -> Json:
+def _module(module: Json, names: bool) -> Json:
     cells: Json = module["cells"]
     drivers: dict[int, str] = {}
     for name, cell in cells.items():
@@ -84,22 +86,22 @@ def _module(module: Json) -> Json:
             "hide_name": 0,
             "type": cell["type"],
             "parameters": cell["parameters"],
-            "attributes": {},
+            "attributes": {"src": cell["attributes"]["src"]} if names and "src" in cell["attributes"] else {},
             "port_directions": dict(sorted(cell["port_directions"].items())),
             "connections": {port: renamed(bits) for port, bits in sorted(cell["connections"].items())},
         }
-    # Initial values belong to wires.
-    initial: Json = {}
-    for wire in module["netnames"].values():
+    wires: Json = {}
+    for name, wire in sorted(module["netnames"].items()):
+        known = all(isinstance(bit, str) or bit in numbers for bit in wire["bits"])
+        if names and known and not wire["hide_name"]:
+            wires[name] = {"hide_name": 0, "bits": renamed(wire["bits"]), "attributes": {}}
+        # Initial values belong to wires.
         for bit, value in zip(wire["bits"], reversed(wire["attributes"].get("init", "")), strict=False):
             if bit in numbers and value in "01":
-                initial[f"i{numbers[bit]}"] = {
-                    "hide_name": 0,
-                    "bits": [numbers[bit]],
-                    "attributes": {"init": value},
-                }
+                number = numbers[bit]
+                wires[f"i{number}"] = {"hide_name": 0, "bits": [number], "attributes": {"init": value}}
     attributes = {name: value for name, value in module["attributes"].items() if name == "top"}
-    return {"attributes": attributes, "ports": ports, "cells": new_cells, "netnames": dict(sorted(initial.items()))}
+    return {"attributes": attributes, "ports": ports, "cells": new_cells, "netnames": dict(sorted(wires.items()))}
 
 
 def _bits(cell: Json, direction: str) -> list[int | str]:
