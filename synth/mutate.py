@@ -23,6 +23,8 @@ GOAL = 0.95
 
 SELECT = "mutsel"
 PROOF_SECONDS = 120
+SHOWN = 8
+"""Inputs of a counter-example that are written out."""
 
 _ROOT = Path(__file__).resolve().parents[1]
 _FLIP_FLOP = re.compile(r"\$_S?DFF")
@@ -245,7 +247,7 @@ def _cut(module: Json, labels: Mapping[int, str]) -> tuple[Json, dict[str, str]]
         register = labels.get(cell["connections"]["Q"][0], name)
         for pin, bits in cell["connections"].items():
             ports[f"{name}_{pin}"] = {"direction": "input" if pin == "Q" else "output", "bits": bits}
-            meaning[f"{name}_{pin}"] = f"register {register}" + ("" if pin == "D" else f" ({pin} pin)")
+            meaning[f"{name}_{pin}"] = ("" if pin in "DQ" else f"pin {pin} of ") + f"register {register}"
     return {"attributes": {}, "ports": ports, "cells": cells, "netnames": {}}, meaning
 
 
@@ -287,10 +289,37 @@ def prove(netlist: Netlist, mutant: Mutant, tool: str | None = None) -> str:
         return f"not decided within {PROOF_SECONDS} s"
     values = dict(re.findall(r"^\s*\\(\S+)\s.*?([01]+)\s*$", answer, re.MULTILINE))
     differing = [name for name in meaning if values.get(f"gold_{name}") != values.get(f"gate_{name}")]
+    causes = _causes(gold, differing)
     inputs = [
-        f"{meaning[name]}={int(values[f'in_{name}'], 2):#x}" for name in meaning if "1" in values.get(f"in_{name}", "")
+        f"{meaning[name]} = {int(values[f'in_{name}'], 2):#x}"
+        for name in meaning
+        if name in causes and "1" in values.get(f"in_{name}", "")
     ]
-    return f"differs at {', '.join(map(meaning.__getitem__, differing))}, for example if {', '.join(inputs) or 'all inputs are 0'}, rest 0"
+    places = ", ".join(meaning[name] for name in differing)
+    more = [f"{len(inputs) - SHOWN} more"] if len(inputs) > SHOWN else []
+    example = ", ".join([*inputs[:SHOWN], *more, "the rest 0"])
+    return f"differs at {places}, for example if {example}"
+
+
+def _causes(module: Json, outputs: Sequence[str]) -> set[str]:
+    """Return the input ports of a combinational module that outputs depend on."""
+    drivers = {
+        bit: cell
+        for cell in module["cells"].values()
+        for pin, bits in cell["connections"].items()
+        if cell["port_directions"][pin] == "output"
+        for bit in bits
+    }
+    stack = [bit for name in outputs for bit in module["ports"][name]["bits"]]
+    seen: set[int | str] = set()
+    while stack:
+        bit = stack.pop()
+        if bit not in seen:
+            seen.add(bit)
+            cell = drivers.get(bit)
+            stack += [] if cell is None else [bit for bits in cell["connections"].values() for bit in bits]
+    ports = module["ports"].items()
+    return {name for name, port in ports if port["direction"] == "input" and seen & set(port["bits"])}
 
 
 def campaign(
