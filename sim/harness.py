@@ -269,7 +269,7 @@ class BulkHarness:
         feedback: Mapping[str, str] | None = None,
         plusargs: Sequence[str] = (),
         waves: bool = False,
-        optimise: str = "-O2",
+        optimise: str = "-O1",
     ) -> None:
         text, self.inputs, self.outputs = harness_verilog(sidecar, feedback, plusargs)
         self._plusargs = tuple(plusargs)

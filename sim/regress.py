@@ -187,7 +187,7 @@ class Bench:
         verilog: str | None = None,
         plusargs: Mapping[str, int] | None = None,
         waves: bool = False,
-        optimise: str = "-O2",
+        optimise: str = "-O1",
     ) -> None:
         design: Generated = generated(block, **parameters)
         sidecar = dict(design.sidecar)
@@ -295,7 +295,7 @@ def regress(
 @cache
 def _campaign_bench(case_name: str) -> Bench:
     case = CASES[case_name]
-    return Bench(case.block, case.parameters, optimise="-O3")
+    return Bench(case.block, case.parameters)
 
 
 def _campaign_chunk(case_name: str, seed: int, chunk: int, vectors: int) -> dict[str, Any]:

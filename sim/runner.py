@@ -368,7 +368,7 @@ def build_bulk(
     sources: Mapping[str, str],
     simulator: str = "verilator",
     waves: bool = False,
-    optimise: str = "-O2",
+    optimise: str = "-O1",
     timeout: float = DEFAULT_TIMEOUT,
 ) -> Build:
     """Compile a design whose top module is ``harness`` with the one port ``clk``, see `sim.harness`; no Python in it.

@@ -36,8 +36,7 @@ def test_bench(simulator, name, seed):
     ports = [port["name"] for port in design.sidecar["ports"]]
     build = build_cocotb({"block.v": design.verilog}, case.block, ports, simulator)
     bench, tests = ("bench_weight_encoder", 2) if case.block == "weight_encoder" else ("bench_vmac", 5)
-    rows = ROWS if simulator == "verilator" else ROWS // 2
-    environment = bench_environment(case.block, case.parameters, design.sidecar, rows)
+    environment = bench_environment(case.block, case.parameters, design.sidecar, ROWS)
     log = run_cocotb(build, f"sim.{bench}", seed, environment, timeout=600, name=f"{name}-{simulator}")
     assert f"{tests} cocotb tests, 0 failed" in log
 
