@@ -9,12 +9,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from hdl.build import generate
 from synth import liberty as lib
-from synth.yosys import TOOLS, Area, SynthesisError, measure, tie, transistors
+from synth.yosys import RECIPES, TOOLS, Area, SynthesisError, measure, tie, transistors
 
 __all__ = ["DESIGNS", "Design", "Figure", "Report", "main", "report", "table"]
 
@@ -291,30 +292,33 @@ def _transistor_figures(counts: Mapping[str, Any], lanes: int, group: int) -> li
     ]
 
 
-def _goal_figures(
-    flat: Mapping[str, Area], bare: Mapping[str, Any], plain: Mapping[str, Any], goals: bool
-) -> list[Figure]:
+def _pair_tasks(bench: _Bench, trees: Mapping[str, Area]) -> dict[str, Callable[[], Any]]:
+    """Return measurements of vMAC and baseline without status logic, and with the plain recipe."""
+    tasks = {}
+    for recipe, name in product(RECIPES, (BASELINE, MAIN)):
+        bare = _without_status(name, trees[name])
+        tasks[f"{name}, {recipe} recipe, without status"] = bench.area(name, recipe=recipe, edits=bare)
+        if recipe != "area":
+            tasks[f"{name}, {recipe} recipe"] = bench.area(name, recipe=recipe)
+    return tasks
+
+
+def _pair_figures(flat: Mapping[str, Area], done: Mapping[str, Any], goals: bool) -> list[Figure]:
     def goal(value: float) -> float | None:
         return value if goals else None
 
-    nvfp4, vmac = (bare[f"{name}, without status"].total for name in (BASELINE, MAIN))
-    note = "flat; without status, valid and saturation logic"
-    figures = [
-        Figure(
-            "AutoEMatic / NVFP4-only", "", flat[MAIN].total / flat[BASELINE].total, goal(1.37), "flat; moonshot 1.30"
-        ),
-        Figure("NVFP4-only", "area", nvfp4, goal(1.02 * 9_892), f"{note}; goal: prototype + 2 %"),
-        Figure("AutoEMatic", "area", vmac, goal(13_644), f"{note}; goal: prototype"),
-        Figure("AutoEMatic / NVFP4-only", "", vmac / nvfp4, goal(1.37), note),
-    ]
-    small, large = plain.values()
-    script = "flat, everything included, Yosys' own ABC script"
-    return [
-        *figures,
-        Figure("NVFP4-only", "area", small.total, None, script),
-        Figure("AutoEMatic", "area", large.total, None, script),
-        Figure("AutoEMatic / NVFP4-only", "", large.total / small.total, goal(1.37), script),
-    ]
+    whole = {f"{name}, area recipe": flat[name] for name in (BASELINE, MAIN)} | dict(done)
+    figures = []
+    for recipe, scope in product(RECIPES, ("", ", without status")):
+        nvfp4, vmac = (whole[f"{name}, {recipe} recipe{scope}"].total for name in (BASELINE, MAIN))
+        note = f"flat, {recipe} recipe{scope}"
+        if scope:
+            figures += [
+                Figure("NVFP4-only", "area", nvfp4, goal(round(1.02 * 9_892)), f"{note}; goal: prototype + 2 %"),
+                Figure("AutoEMatic", "area", vmac, goal(13_644), f"{note}; goal: prototype"),
+            ]
+        figures.append(Figure("AutoEMatic / NVFP4-only", "", vmac / nvfp4, goal(1.37), f"{note}; moonshot 1.30"))
+    return figures
 
 
 def report(
@@ -363,20 +367,17 @@ def report(
     trees = {name: areas[f"{name}, hierarchical"] for name in chosen}
     figures: list[Figure] = []
     if {MAIN, BASELINE} <= set(chosen):
-        pair = (BASELINE, MAIN)
-        tree = trees[MAIN]
-        bare = {f"{name}, without status": bench.area(name, edits=_without_status(name, trees[name])) for name in pair}
-        plain = {f"{name}, Yosys' own ABC script": bench.area(name, recipe="plain") for name in pair}
-        parts, counts = _part_tasks(bench, tree), _transistor_tasks(bench, trees)
-        done = bench.run({**bare, **plain, **parts, **counts})
+        pair, parts = _pair_tasks(bench, trees), _part_tasks(bench, trees[MAIN])
+        counts = _transistor_tasks(bench, trees)
+        done = bench.run({**pair, **parts, **counts})
 
         def results(tasks: Mapping[str, Any]) -> dict[str, Any]:
             return {name: done[name] for name in tasks}
 
         ports = {port["name"]: port["width"] for port in generate(MAIN).sidecar["ports"]}
-        figures += _goal_figures(flat, results(bare), results(plain), goals=liberty == lib.GE)
+        figures += _pair_figures(flat, results(pair), goals=liberty == lib.GE)
         flip_flop = flat[MAIN].sequential / _registers(flat[MAIN], library)
-        figures += _refinement_figures(flat, tree, parts=results(parts), registers=flip_flop * ports["refine"])
+        figures += _refinement_figures(flat, trees[MAIN], parts=results(parts), registers=flip_flop * ports["refine"])
         figures += _transistor_figures(results(counts), ports["a"] // 4, 16)
     figures += _variant_figures(flat)
     return Report(liberty.name, library.nand2_area, next(iter(flat.values())).yosys, flat, trees, figures)
@@ -421,7 +422,10 @@ def table(result: Report) -> str:
     for figure in result.figures:
         goal = "-" if figure.goal is None else f"{figure.goal:g}"
         met = {None: "", True: "yes", False: "no"}[figure.met]
-        lines.append(f"{figure.name:52} {figure.unit:20} {figure.measured:10.3f} {goal:>10} {met:>4}  {figure.note}")
+        digits = {"": 4, "%": 2}.get(figure.unit, 0)
+        lines.append(
+            f"{figure.name:52} {figure.unit:20} {figure.measured:10.{digits}f} {goal:>10} {met:>4}  {figure.note}"
+        )
     return "\n".join(lines)
 
 
