@@ -175,13 +175,14 @@ def run_yosys(script: str, folder: Path, tool: str | None = None, *, step: str =
     log_file = folder / f"{step}.log"
     name = tool or tools[0]
     command = [sys.executable, "-c", _PYOSYS] if name == "pyosys" else [find_tool(name)]
-    with log_file.open("w") as log:
+    with log_file.open("w") as log, tempfile.TemporaryDirectory(prefix="yosys-") as scratch:
+        # Native Yosys keeps converted libraries in the temporary folder, by name and time only; the other cannot see that folder.
+        environment = {**os.environ, "TMPDIR": scratch} if name == "pyosys" else None
         try:
             status = subprocess.run(
                 [*command, f"{step}.ys"],
                 cwd=folder,
-                # Yosys keeps converted libraries in the temporary folder, by name and time only.
-                env={**os.environ, "TMPDIR": str(folder)},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
