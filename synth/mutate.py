@@ -1,4 +1,4 @@
-"""``python -m synth.mutate``: does the regression notice a wrong gate? docs/mutations.md says how it works and what survived."""
+"""``python -m synth.mutate``: does the regression notice a wrong gate? Survivors are put to a proof of equivalence."""
 
 import argparse
 import json

@@ -38,7 +38,7 @@ RECIPES = {
     "area": 3 * "strash;dch;amap -F 10 -A 10 -C 2000;",
     "plain": "",
 }
-"""ABC scripts by name: ``area``, the default, is smaller than Yosys' own, ``plain``, and no deeper (docs/area.md)."""
+"""ABC scripts by name: ``area``, the default, gives smaller results than Yosys' own, ``plain`` (docs/area.md)."""
 
 _TIMEOUT = 3600.0
 _PYOSYS = "import sys; from pyosys import libyosys as ys; ys.run_pass('script ' + sys.argv[1], ys.Design())"

@@ -21,6 +21,13 @@ def test_links_and_files_exist():
     assert [name for name in [*local, *named] if not (ROOT / name).exists()] == []
 
 
+def test_pages_that_the_code_refers_to_exist():
+    sources = [path for package in ("hdl", "model", "sim", "synth") for path in (ROOT / package).rglob("*.py")]
+    named = {page for path in sources for page in re.findall(r"docs/[\w-]+\.md", path.read_text())}
+    assert len(named) > 4
+    assert sorted(page for page in named if not (ROOT / page).exists()) == []
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_named_command_exists(module):
     done = subprocess.run(
