@@ -5,6 +5,7 @@ area. After this module, one structure gives one result.
 """
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 __all__ = ["canonical"]
@@ -79,10 +80,12 @@ def _module(module: Json, names: bool) -> Json:
         return [numbers.setdefault(bit, len(numbers) + 2) if isinstance(bit, int) else bit for bit in bits]
 
     ports = {name: port | {"bits": renamed(port["bits"])} for name, port in module["ports"].items()}
+    kept = [*ports, *(name for name, wire in module["netnames"].items() if names and not wire["hide_name"])]
+    cell_stem, init_stem = _stem("c", kept), _stem("i", kept)
     new_cells: Json = {}
     for index, name in enumerate(order):
         cell = cells[name]
-        new_cells[f"c{index}"] = {
+        new_cells[f"{cell_stem}{index}"] = {
             "hide_name": 0,
             "type": cell["type"],
             "parameters": cell["parameters"],
@@ -99,9 +102,18 @@ def _module(module: Json, names: bool) -> Json:
         for bit, value in zip(wire["bits"], reversed(wire["attributes"].get("init", "")), strict=False):
             if bit in numbers and value in "01":
                 number = numbers[bit]
-                wires[f"i{number}"] = {"hide_name": 0, "bits": [number], "attributes": {"init": value}}
+                wires[f"{init_stem}{number}"] = {"hide_name": 0, "bits": [number], "attributes": {"init": value}}
     attributes = {name: value for name, value in module["attributes"].items() if name == "top"}
     return {"attributes": attributes, "ports": ports, "cells": new_cells, "netnames": dict(sorted(wires.items()))}
+
+
+def _stem(letter: str, taken: Iterable[str]) -> str:
+    """Return a letter with as many underscores that, with a number behind it, it is no name that is taken."""
+    numbered = {name.rstrip("0123456789") for name in taken if name[-1:].isdecimal()}
+    stem = letter
+    while stem in numbered:
+        stem += "_"
+    return stem
 
 
 def _bits(cell: Json, direction: str) -> list[int | str]:
