@@ -384,10 +384,13 @@ def read_stat(text: str, top: str, library: lib.Library) -> Area:
     Raises
     ------
     SynthesisError
-        A cell is neither in the library nor a module.
+        A cell is neither in the library nor a module, or a module is called like a cell.
     """
     report = json.loads(text)
     counts = {name.removeprefix("\\"): module["num_cells_by_type"] for name, module in report["modules"].items()}
+    for name in counts:
+        if name in library.cells:
+            raise SynthesisError(f"every module must be called other than the library's cells; {name} is not")
     modules: dict[str, Module] = {}
 
     def visit(name: str) -> Module:
