@@ -227,7 +227,7 @@ def load(text: str) -> Library:
     Raises
     ------
     LibertyError
-        The text has no cells, or a cell has no area.
+        The text has no cells, or a cell has no area or one that is no number.
     """
     cells: dict[str, Cell] = {}
     attributes: dict[str, str] = {}
@@ -241,9 +241,15 @@ def load(text: str) -> Library:
             elif key == "}":
                 if "area" not in attributes:
                     raise LibertyError(f"every cell of a Liberty file must have an area; {name} has none")
+                try:
+                    area = float(attributes["area"])
+                except ValueError:
+                    raise LibertyError(
+                        f"every area of a Liberty file must be a number; that of {name} is {attributes['area']}"
+                    ) from None
                 cells[name] = Cell(
                     name,
-                    float(attributes["area"]),
+                    area,
                     bool(storage),
                     any(kind.startswith("ff") for kind in storage),
                     tuple(inputs),
