@@ -375,7 +375,7 @@ def report(
             return {name: done[name] for name in tasks}
 
         ports = {port["name"]: port["width"] for port in generate(MAIN).sidecar["ports"]}
-        figures += _pair_figures(flat, results(pair), goals=liberty == lib.GE)
+        figures += _pair_figures(flat, results(pair), goals=liberty.resolve() == lib.GE.resolve())
         flip_flop = flat[MAIN].sequential / _registers(flat[MAIN], library)
         figures += _refinement_figures(flat, trees[MAIN], parts=results(parts), registers=flip_flop * ports["refine"])
         figures += _transistor_figures(results(counts), ports["a"] // 4, 16)
@@ -447,17 +447,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.jobs < 1:
             raise ValueError(f"--jobs must be positive, not {options.jobs}")
+        if options.json:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
         result = report(
             options.only, liberty=options.liberty, jobs=options.jobs, tool=options.tool, quiet=options.quiet
         )
-    except (lib.LibertyError, SynthesisError, ValueError) as error:
+        print(table(result))
+        if options.json:
+            text = json.dumps(result.as_json(), indent=2, ensure_ascii=False) + "\n"
+            options.json.write_text(text, encoding="utf-8", newline="\n")
+    except (OSError, lib.LibertyError, SynthesisError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(table(result))
-    if options.json:
-        text = json.dumps(result.as_json(), indent=2, ensure_ascii=False) + "\n"
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(text, encoding="utf-8", newline="\n")
     return 0
 
 
