@@ -165,10 +165,12 @@ def mutated(
     Raises
     ------
     ValueError
-        ``count`` is not positive, or the netlist has fewer places for a fault.
+        ``count`` is not positive or ``seed`` negative, or the netlist has fewer places for a fault.
     """
     if count < 1:
         raise ValueError(f"count must be positive, not {count}")
+    if seed < 0:
+        raise ValueError(f"seed must not be negative, not {seed}")
     design = generate(block, sources=True, **(parameters or {}))
     width = count.bit_length()
     with work_folder(f"mutate_{block}") as folder:
@@ -297,7 +299,7 @@ def prove(netlist: Netlist, mutant: Mutant, tool: str | None = None) -> str:
     ]
     places = ", ".join(meaning[name] for name in differing)
     more = [f"{len(inputs) - SHOWN} more"] if len(inputs) > SHOWN else []
-    example = ", ".join([*inputs[:SHOWN], *more, "the rest 0"])
+    example = ", ".join([*inputs[:SHOWN], *more, "the rest 0"]) if inputs else "all inputs are 0"
     return f"differs at {places}, for example if {example}"
 
 
@@ -341,7 +343,14 @@ def campaign(
         Rows to simulate at most for a mutant.
     quiet : bool
         No progress on the standard error stream.
+
+    Raises
+    ------
+    ValueError
+        ``vectors`` is not positive, or as for `mutated`.
     """
+    if vectors < 1:
+        raise ValueError(f"vectors must be positive, not {vectors}")
     started = time.monotonic()
 
     def say(text: str) -> None:
@@ -396,18 +405,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--quiet", action="store_true", help="no progress on the standard error stream")
     options = parser.parse_args(arguments)
     try:
+        if options.json:
+            options.json.parent.mkdir(parents=True, exist_ok=True)
         results = [
             campaign(block, options.count, options.seed, options.vectors, tool=options.tool, quiet=options.quiet)
             for block in options.blocks
         ]
-    except (SynthesisError, SimulationError, ValueError) as error:
+        print(table(results))
+        if options.json:
+            text = json.dumps([result.as_json() for result in results], indent=2, ensure_ascii=False) + "\n"
+            options.json.write_text(text, encoding="utf-8", newline="\n")
+    except (OSError, SynthesisError, SimulationError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(table(results))
-    if options.json:
-        text = json.dumps([result.as_json() for result in results], indent=2, ensure_ascii=False) + "\n"
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(text, encoding="utf-8", newline="\n")
     return 0 if all(result.share >= GOAL for result in results) else 1
 
 
