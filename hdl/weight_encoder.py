@@ -21,62 +21,60 @@ ONE, TWO = 2, 6
 
 
 class EncodedDigit(NamedTuple):
-    """A digit before packing; each field is 1 bit, ``double`` and ``negative`` count only with ``nonzero``."""
+    """A digit before packing; each field is 1 bit. ``double`` comes only with ``nonzero``; the sign of a zero digit does not matter."""
 
     nonzero: Value
     double: Value
     negative: Value
 
 
-def nvfp4_digits(code: E2M1Code) -> tuple[EncodedDigit, EncodedDigit]:
-    """Return digits Q0 and Q1 with ``5 Q0 + 2 Q1 = 2 W`` (paper, equation 6)."""
+def nvfp4_pair(code: E2M1Code) -> Value:
+    """Return the 5-bit packed pair of the digits with ``5 Q0 + 2 Q1 = 2 W`` (paper, equation 6 and table 8)."""
     s, e1, e0, m = code.sign, code.exponent[1], code.exponent[0], code.mantissa[0]
-    q0 = EncodedDigit(m | (e1 & e0), e1 & (e0 | m), s)
-    q1 = EncodedDigit(e1 | e0 | m, ~e0 & (e1 | m), s ^ m ^ (e1 & e0))
-    return q0, q1
+    # Q0 is never alone. Beside it, Q1 has the other sign except for W = ±6.
+    nonzero = e1 | e0 | m
+    both = m | (e1 & e0)
+    six = e1 & e0 & m
+    return Cat(e1, s & nonzero, ~(both & e0), ~nonzero | (both & (s == six)), ~both)
 
 
 def pack(q0: EncodedDigit, q1: EncodedDigit) -> Value:
     """Return the 5-bit packed pair ``{E, F1, F0}`` of two digits."""
-    both = q0.nonzero & q1.nonzero
-    code0 = Cat(q0.double, q0.negative) & q0.nonzero.replicate(2)
-    code1 = Cat(q1.double, q1.negative)
-    f0 = code0 | (code1 & (q1.nonzero & ~q0.nonzero).replicate(2))
-    f1 = Mux(both, code1, Cat(~q0.nonzero, ~q1.nonzero))
-    return Cat(f0, f1, ~both)
+    n0, n1 = q0.nonzero, q1.nonzero
+    f0 = Cat(q0.double | (q1.double & ~n0), Mux(n0, q0.negative, n1 & q1.negative))
+    f1 = Cat(~n0 | q1.double, ~n1 | (n0 & q1.negative))
+    return Cat(f0, f1, ~(n0 & n1))
 
 
 class PairScale(wiring.Component):
     """Common scale of two adjacent groups of a row, and which codes give which digit under it; combinational.
 
     The larger scale is the pair's. A code of the group with the smaller scale B counts as 1 from ``|q|·B ≥ B_pair`` and as 2 from
-    ``|q|·B ≥ 3.5·B_pair`` on; in the other group these are the codes of 1 and 4. Both tests grow with the code, so they come as one bit per code.
+    ``|q|·B ≥ 3.5·B_pair`` on; in the other group these are the codes of 1 and 4. Both tests grow with the code, so one code tells where
+    1 starts; 2 cannot start below code 6.
 
     Members
     -------
     scales : In(2 × ScaleByte)
     pair : Out(ScaleByte)
         The byte with the larger low seven bits; its sign bit is set if either's is, so that a bad scale stays visible.
-    reaches_one : Out(2 × 6)
-        For each group, bit i: magnitude code 2 + i gives at least digit 1. Codes 0 and 1 never do.
+    last_zero : Out(2 × 3)
+        For each group, the largest magnitude code whose digit is 0, 1 to 7.
     reaches_two : Out(2 × 2)
         For each group, bit i: magnitude code 6 + i gives digit 2.
     """
 
     scales: In(data.ArrayLayout(ScaleByte, 2))
     pair: Out(ScaleByte)
-    reaches_one: Out(data.ArrayLayout(8 - ONE, 2))
+    last_zero: Out(data.ArrayLayout(3, 2))
     reaches_two: Out(data.ArrayLayout(8 - TWO, 2))
 
     def elaborate(self, platform: object) -> Module:
         """Build the comparators, once for the group with the smaller scale."""
         m = Module()
         first, second = (byte.magnitude for byte in self.scales)
-        first_smaller, second_smaller = Signal(), Signal()
-        m.d.comb += [
-            first_smaller.eq(first.as_value() < second.as_value()),
-            second_smaller.eq(second.as_value() < first.as_value()),
-        ]
+        first_smaller = Signal()
+        m.d.comb += first_smaller.eq(first.as_value() < second.as_value())
         large, small = Signal(ScaleMagnitude), Signal(ScaleMagnitude)
         m.d.comb += [
             large.eq(Mux(first_smaller, second.as_value(), first.as_value())),
@@ -108,15 +106,23 @@ class PairScale(wiring.Component):
                 Cat(Const(0, shift.bit_length() - 1), factor) >= Cat(Const(0, 1 if eighths == 28 else 2), bound)
             )
 
-        one, two = Signal(8 - ONE), Signal(8 - TWO)
+        one = [reaches(code, 8) for code in range(ONE, 8)]
+        last_zero, two = Signal(3), Signal(8 - TWO)
         m.d.comb += [
-            one.eq(Cat(reaches(code, 8) for code in range(ONE, 8))),
+            last_zero.eq(
+                Mux(
+                    one[2],
+                    Mux(one[0], 1, Mux(one[1], 2, 3)),
+                    Mux(one[4], Mux(one[3], 4, 5), Mux(one[5], 6, 7)),
+                )
+            ),
             two.eq(Cat(reaches(code, 28) for code in range(TWO, 8))),
         ]
-        for group, smaller in enumerate((first_smaller, second_smaller)):
+        # Equal scales pass every test that the larger one does, so it does not matter which of them is tested.
+        for group, tested in enumerate((first_smaller, ~first_smaller)):
             m.d.comb += [
-                self.reaches_one[group].eq(one | (~smaller).replicate(len(one))),
-                self.reaches_two[group].eq(two | (~smaller).replicate(len(two))),
+                self.last_zero[group].eq(Mux(tested, last_zero, ONE - 1)),
+                self.reaches_two[group].eq(two | (~tested).replicate(len(two))),
             ]
         return m
 
@@ -206,15 +212,11 @@ class WeightEncoder(wiring.Component):
                 pair_scales[-1].append(pair.pair.as_value())
                 for group in range(2):
                     for k in range(GROUP * (first + group), GROUP * (first + group + 1)):
-                        digits[-1].append(self._rederived(row[k], pair.reaches_one[group], pair.reaches_two[group]))
+                        digits[-1].append(self._rederived(row[k], pair.last_zero[group], pair.reaches_two[group]))
 
         for k in range(config.lanes):
-            q0, q1 = nvfp4_digits(self.row_even[k])
-            chosen = [
-                EncodedDigit(*(Mux(self.mode_nvfp4, whole, half) for whole, half in zip(one, other, strict=True)))
-                for one, other in ((q0, digits[0][k]), (q1, digits[1][k]))
-            ]
-            domain += self.w[k].eq(pack(*chosen))
+            split = pack(digits[0][k], digits[1][k])
+            domain += self.w[k].eq(Mux(self.mode_nvfp4, nvfp4_pair(self.row_even[k]), split))
 
         if config.scaling == "group":
             odd = [byte.as_value() & (~self.mode_nvfp4).replicate(8) for byte in self.scale_odd]
@@ -231,8 +233,8 @@ class WeightEncoder(wiring.Component):
         return EncodedDigit(below_four | four_up | code.exponent[0], four_up, code.sign)
 
     @staticmethod
-    def _rederived(code: E2M1Code, reaches_one: Value, reaches_two: Value) -> EncodedDigit:
+    def _rederived(code: E2M1Code, last_zero: Value, reaches_two: Value) -> EncodedDigit:
         magnitude = Cat(code.mantissa, code.exponent)
-        one = Cat(reaches_one[i] & (magnitude == Const(ONE + i, 3)) for i in range(len(reaches_one))).any()
-        two = Cat(reaches_two[i] & (magnitude == Const(TWO + i, 3)) for i in range(len(reaches_two))).any()
+        one = magnitude > last_zero
+        two = code.exponent.all() & (reaches_two[0] | (reaches_two[1] & code.mantissa[0]))
         return EncodedDigit(one, two, code.sign)

@@ -13,7 +13,7 @@ from hdl.lib.e2m1 import E2M1Code
 from hdl.lib.scale import ScaleMagnitude
 from hdl.lib.verilog import to_verilog
 from hdl.packed_pair import Digit, PackedPair
-from hdl.weight_encoder import EncodedDigit, PairScale, WeightEncoder
+from hdl.weight_encoder import PairScale, WeightEncoder
 from model.weight_encoder import WeightEncoderConfig
 from tests.formal.cut import Cut
 from tests.formal.prove import prove
@@ -48,23 +48,27 @@ endmodule
 # The pair-scale blocks are cut out: the digits follow from what they say, and they get the two scales of their row.
 PAIR = {
     "scale_top": 15,
-    "ports": ", input [7:0] pair0, pair1, input [11:0] one0, one1, input [3:0] two0, two1",
+    "ports": ", input [7:0] pair0, pair1, input [5:0] zero0, zero1, input [3:0] two0, two1",
     "wires": "wire [15:0] scales0, scales1;",
     "connections": "".join(
-        f", .pair{i}_scales(scales{i}), .pair{i}_pair(pair{i}), .pair{i}_reaches_one(one{i}), .pair{i}_reaches_two(two{i})"
+        f", .pair{i}_scales(scales{i}), .pair{i}_pair(pair{i}), .pair{i}_last_zero(zero{i}), .pair{i}_reaches_two(two{i})"
         for i in (0, 1)
     ),
     "magnitudes": """
-  function automatic [1:0] of(input [2:0] code, input [5:0] one, input [1:0] two);
-    of = (code >= 2 && one[code - 2]) + (code >= 6 && two[code - 6]);
+  function automatic [1:0] of(input [2:0] code, zero, input [1:0] two);
+    of = (code > zero) + (code >= 6 && two[code - 6]);
   endfunction
-  assign even_magnitude = of(even[2:0], one0[6*k[4] +: 6], two0[2*k[4] +: 2]);
-  assign odd_magnitude = of(odd[2:0], one1[6*k[4] +: 6], two1[2*k[4] +: 2]);
-  // A code that reaches 2 reaches 1.
+  assign even_magnitude = of(even[2:0], zero0[3*k[4] +: 3], two0[2*k[4] +: 2]);
+  assign odd_magnitude = of(odd[2:0], zero1[3*k[4] +: 3], two1[2*k[4] +: 2]);
+  // A code that reaches 2 reaches 1, and code 7 reaches what code 6 does. The proof of the thresholds asserts both.
   genvar i;
   generate for (i = 0; i < 4; i = i + 1) begin
-    always @* assume (!two0[i] || one0[6*(i/2) + 4 + i%2]);
-    always @* assume (!two1[i] || one1[6*(i/2) + 4 + i%2]);
+    always @* assume (!two0[i] || zero0[3*(i/2) +: 3] < 6 + i%2);
+    always @* assume (!two1[i] || zero1[3*(i/2) +: 3] < 6 + i%2);
+  end
+  for (i = 0; i < 2; i = i + 1) begin
+    always @* assume (!two0[2*i] || two0[2*i + 1]);
+    always @* assume (!two1[2*i] || two1[2*i + 1]);
   end endgenerate""",
     "scales": """always @* begin
     scales_even: assert (scales0 == scale_even);
@@ -87,19 +91,21 @@ GROUP = {
 THRESHOLDS = """
 module proof(input [15:0] scales);
   wire [7:0] pair;
-  wire [11:0] reaches_one;
+  wire [5:0] last_zero;
   wire [3:0] reaches_two;
-  dut dut(.scales(scales), .pair(pair), .reaches_one(reaches_one), .reaches_two(reaches_two));
+  dut dut(.scales(scales), .pair(pair), .last_zero(last_zero), .reaches_two(reaches_two));
   always @* larger: assert (pair == {scales[15] | scales[7], scales[14:8] > scales[6:0] ? scales[14:8] : scales[6:0]});
   genvar code, group;
   generate for (group = 0; group < 2; group = group + 1) for (code = 0; code < 8; code = code + 1) begin : of
     wire [1:0] digit = spec::pair_digit(code, scales[8*group +: 7], scales[8*(1-group) +: 7]);
-    // Codes below 2 have no bit for digit 1, codes below 6 none for digit 2: they never get there.
+    // Codes below 6 have no bit for digit 2: they never get there.
     always @* begin
-      if (code < 2) assert (digit == 0);
-      else assert (reaches_one[6*group + code - 2] == (digit >= 1));
+      assert ((code > last_zero[3*group +: 3]) == (digit >= 1));
       if (code < 6) assert (digit < 2);
-      else assert (reaches_two[2*group + code - 6] == (digit == 2));
+      else begin
+        assert (reaches_two[2*group + code - 6] == (digit == 2));
+        assert (!reaches_two[2*group + code - 6] || last_zero[3*group +: 3] < code && reaches_two[2*group + 1]);
+      end
     end
   end endgenerate
 endmodule
@@ -184,11 +190,11 @@ def test_every_lane_gets_the_digits_of_equation_6_or_of_both_rows_in_canonical_f
 
 
 def test_a_wrong_sign_in_equation_6_is_caught(monkeypatch):
-    def nvfp4_digits(code, original=hdl.weight_encoder.nvfp4_digits):
-        q0, q1 = original(code)
-        return q0, EncodedDigit(q1.nonzero, q1.double, code.sign ^ code.mantissa[0])
+    def nvfp4_pair(code, original=hdl.weight_encoder.nvfp4_pair):
+        pair = original(code)
+        return Cat(pair[:3], pair[3] ^ (code.as_value()[:3] == 7), pair[4])
 
-    monkeypatch.setattr(hdl.weight_encoder, "nvfp4_digits", nvfp4_digits)
+    monkeypatch.setattr(hdl.weight_encoder, "nvfp4_pair", nvfp4_pair)
     outcome = encoder_proof("group", monkeypatch)
     assert not outcome.holds
     assert "equation_6" in outcome.failed
@@ -205,8 +211,8 @@ def test_a_zero_flag_that_is_swapped_in_packing_is_caught(monkeypatch):
 
 
 def test_a_digit_of_two_that_is_never_given_is_caught(monkeypatch):
-    def rederived(code, reaches_one, reaches_two, original=WeightEncoder._rederived):
-        return original(code, reaches_one, Const(0, 2))
+    def rederived(code, last_zero, reaches_two, original=WeightEncoder._rederived):
+        return original(code, last_zero, Const(0, 2))
 
     monkeypatch.setattr(WeightEncoder, "_rederived", staticmethod(rederived))
     outcome = encoder_proof("pair", monkeypatch)
