@@ -17,6 +17,8 @@ GROUP = 16
 class DigitBlock(wiring.Component):
     """Two dot products of 16 E2M1 activations with the two digits of 16 packed pairs; combinational.
 
+    A zero digit bypasses its sub-lane: product and sign are 0, so nothing of it toggles in the tree whatever the activation does.
+
     Members
     -------
     a : In(16 × E2M1)
@@ -44,7 +46,7 @@ class DigitBlock(wiring.Component):
                 digit = digit_of(pair)
                 product = Signal(5, name=f"{out.name}{k}_product")
                 sign = Signal(name=f"{out.name}{k}_sign")
-                m.d.comb += [product.eq(digit.times(magnitude)), sign.eq(negative ^ digit.negative)]
+                m.d.comb += [product.eq(digit.times(magnitude)), sign.eq(digit.product_sign(negative))]
                 products.append(product)
                 signs.append(sign)
             m.d.comb += out.eq(tree_sum(signed_terms(products, signs)))

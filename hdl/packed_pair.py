@@ -17,11 +17,16 @@ class Digit(NamedTuple):
     single: Value
     double: Value
     negative: Value
+    nonzero: Value
 
     def times(self, magnitude: Value) -> Value:
         """Return ``|digit| * magnitude``, one bit wider than ``magnitude``; a zero digit gives a constant 0, which does not toggle."""
         width = len(magnitude)
         return (magnitude & self.single.replicate(width)) | ((magnitude & self.double.replicate(width)) << 1)
+
+    def product_sign(self, negative: Value) -> Value:
+        """Return the sign of the product with a number of sign ``negative``; of a zero digit a constant 0, which does not toggle."""
+        return (negative ^ self.negative) & self.nonzero
 
 
 class DigitCode(data.Struct):
@@ -45,14 +50,14 @@ class PackedPair(data.Struct):
     def q0(self) -> Digit:
         """Decode digit Q0."""
         nonzero = ~(self.escape & self.f1.as_value()[0])
-        return Digit(nonzero & ~self.f0.double, nonzero & self.f0.double, self.f0.negative)
+        return Digit(nonzero & ~self.f0.double, nonzero & self.f0.double, self.f0.negative, nonzero)
 
     def q1(self) -> Digit:
         """Decode digit Q1."""
         nonzero = ~(self.escape & self.f1.as_value()[1])
         double = Mux(self.escape, self.f0.double, self.f1.double)
         negative = Mux(self.escape, self.f0.negative, self.f1.negative)
-        return Digit(nonzero & ~double, nonzero & double, negative)
+        return Digit(nonzero & ~double, nonzero & double, negative, nonzero)
 
     def weight_negative(self) -> Value:
         """1 bit: the NVFP4 weight that the pair stands for is negative; means nothing for other pairs or zero."""

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import combinations, product
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
+from amaranth.hdl import Cat, Const, Module, Signal, Value, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -12,6 +12,7 @@ from hdl.lib.arith import gated, signed_sum_width, signed_terms, tree_sum
 from hdl.lib.e2m1 import E2M1Code
 from hdl.lib.verilog import lint_unused
 from hdl.packed_pair import PackedPair
+from model.packed_pair import pack
 from model.vmac import VmacConfig
 
 __all__ = ["InPlaceRecord", "InPlaceRefinement", "SlotRecord", "SlotRefinement", "record_layout"]
@@ -19,6 +20,7 @@ __all__ = ["InPlaceRecord", "InPlaceRefinement", "SlotRecord", "SlotRefinement",
 SUBGROUP = 4
 """Elements of a refined subgroup."""
 SUBGROUPS = GROUP // SUBGROUP
+_ZERO_PAIR = int(pack(0, 0))
 
 
 class SlotRecord(data.Struct):
@@ -109,12 +111,29 @@ def _selected(values: Sequence[Value], gates: Sequence[Value]) -> Value:
     return result
 
 
+def _selected_pair(m: Module, name: str, pairs: Sequence[PackedPair], gates: Sequence[Value]) -> PackedPair:
+    """Select a packed pair; while every gate is 0 it is the pair of zero, whose weight needs no gate behind it."""
+    selected = Signal(PackedPair, name=name)
+    m.d.comb += selected.eq(_selected([pair.as_value() ^ _ZERO_PAIR for pair in pairs], gates) ^ _ZERO_PAIR)
+    return selected
+
+
+def _activation(code: E2M1Code) -> Value:
+    """Sign and doubled magnitude, 5 bits."""
+    return Cat(code.doubled_magnitude(), code.sign)
+
+
+def _weight(pair: PackedPair) -> Value:
+    """Sign and doubled magnitude of the weight that a pair stands for, 5 bits."""
+    return Cat(pair.weight_doubled_magnitude(), pair.weight_negative())
+
+
 class SlotRefinement(wiring.Component):
     """Refinement sum of a block with a few slots of four lanes; combinational.
 
     Each slot picks the operands of its subgroup: base activations where the weight is refined, base weights where the activation is. Slot
-    i of n holds a subgroup from i to 4 − n + i. With ``enable = 0`` every picked operand is a constant 0
-    and so is R; a lane's sign still follows the record's offset bits.
+    i of n holds a subgroup from i to 4 − n + i. With ``enable = 0`` the lanes are still: operands, offsets, terms and signs are constants,
+    R is 0, whatever comes in. So are those of a slot whose record is invalid.
 
     Members
     -------
@@ -152,36 +171,45 @@ class SlotRefinement(wiring.Component):
             record = self.record[slot]
             candidates = range(slot, SUBGROUPS - slots + slot + 1)
             if i == 0:
-                live = Signal(name=f"slot{slot}_live")
-                weights_live = Signal(name=f"slot{slot}_weights_live")
-                m.d.comb += [live.eq(self.enable & record.valid), weights_live.eq(live & record.is_activation)]
-                take_a, take_w = [], []
+                live, a_live, w_live = (Signal(name=f"slot{slot}_{which}") for which in ("live", "a_live", "w_live"))
+                m.d.comb += [
+                    live.eq(self.enable & record.valid),
+                    a_live.eq(live & ~record.is_activation),
+                    w_live.eq(live & record.is_activation),
+                ]
+                # With the exponent step both elements of a lane are picked: one is the operand, the other gives the binade.
+                a_gate, w_gate = (a_live, w_live) if config.step == "fixed" else (live, live)
+                take_a: list[Value] = []
+                take_w: list[Value] = []
                 for g, chosen in choose(record.subgroup, candidates).items():
-                    from_a, from_w = Signal(name=f"slot{slot}_a{g}"), Signal(name=f"slot{slot}_w{g}")
-                    m.d.comb += [from_a.eq(live & ~record.is_activation & chosen), from_w.eq(weights_live & chosen)]
-                    take_a.append(from_a)
-                    take_w.append(from_w)
+                    for kind, gate, take in (("a", a_gate, take_a), ("w", w_gate, take_w)):
+                        taken = Signal(name=f"slot{slot}_{kind}{g}")
+                        m.d.comb += taken.eq(gate & chosen)
+                        take.append(taken)
             name = f"slot{slot}_{i}"
             elements = [SUBGROUP * g + i for g in candidates]
-            activation, pair = Signal(5, name=f"{name}_a"), Signal(PackedPair, name=f"{name}_w")
-            m.d.comb += [
-                activation.eq(
-                    _selected([Cat(self.a[k].doubled_magnitude(), self.a[k].sign) for k in elements], take_a)
-                ),
-                pair.eq(_selected([self.w[k].as_value() for k in elements], take_w)),
-            ]
-            weight = Cat(gated(pair.weight_doubled_magnitude(), weights_live), pair.weight_negative())
-            operand = Signal(5, name=f"{name}_operand")
-            m.d.comb += operand.eq(activation | weight)
+            pair = _selected_pair(m, f"{name}_w", [self.w[k] for k in elements], take_w)
+            operand, offset = Signal(5, name=f"{name}_operand"), Signal(2, name=f"{name}_offset")
             binade: list[Value] = []
-            if config.step == "exponent":
-                refined = [Cat(*self.a[k].binade()) for k in elements] + [
-                    Cat(*self.w[k].weight_binade()) for k in elements
+            if config.step == "fixed":
+                # The base lanes need all doubled magnitudes anyway, so they are picked and not the codes.
+                activation = Signal(5, name=f"{name}_a")
+                m.d.comb += [
+                    activation.eq(_selected([_activation(self.a[k]) for k in elements], take_a)),
+                    operand.eq(activation | _weight(pair)),
                 ]
+            else:
+                code = Signal(E2M1Code, name=f"{name}_a")
+                refined = _selected([Cat(*pair.weight_binade()), Cat(*code.binade())], [a_live, w_live])
                 picked = Signal(3, name=f"{name}_binade")
-                m.d.comb += picked.eq(_selected(refined, take_w + take_a))
+                m.d.comb += [
+                    code.eq(_selected([self.a[k].as_value() for k in elements], take_a)),
+                    operand.eq(_selected([_activation(code), _weight(pair)], [a_live, w_live])),
+                    picked.eq(refined),
+                ]
                 binade = list(picked)
-            term, sign = _offset_terms(m, name, config, operand[:4], operand[4], record.offsets[i], binade)
+            m.d.comb += offset.eq(gated(record.offsets[i].as_unsigned(), live))
+            term, sign = _offset_terms(m, name, config, operand[:4], operand[4], offset, binade)
             terms.append(term)
             signs.append(sign)
         m.d.comb += self.r.eq(tree_sum(signed_terms(terms, signs)))
@@ -191,7 +219,8 @@ class SlotRefinement(wiring.Component):
 class InPlaceRefinement(wiring.Component):
     """Refinement sum of a block in which every lane forms its own offset product; combinational.
 
-    No slots and no limit on refined subgroups. Members as in :class:`SlotRefinement`, with ``record`` an :class:`InPlaceRecord`.
+    No slots and no limit on refined subgroups. With ``enable = 0`` the lanes are still, and so are those of a subgroup that no mask names.
+    Members as in :class:`SlotRefinement`, with ``record`` an :class:`InPlaceRecord`.
     """
 
     def __init__(self, config: VmacConfig):
@@ -219,18 +248,25 @@ class InPlaceRefinement(wiring.Component):
         terms, signs = [], []
         for k in range(GROUP):
             of_weight, of_activation = weight_refined[k // SUBGROUP], activation_refined[k // SUBGROUP]
-            a, w = self.a[k], self.w[k]
-            operand = Signal(5, name=f"lane{k}_operand")
-            chosen = _selected(
-                [
-                    Cat(a.doubled_magnitude(), a.sign),
-                    Cat(w.weight_doubled_magnitude(), w.weight_negative()),
-                ],
-                [of_weight, of_activation],
-            )
-            m.d.comb += operand.eq(chosen)
-            binade = [Mux(of_weight, of_w, of_a) for of_w, of_a in zip(w.weight_binade(), a.binade(), strict=True)]
-            offset = self.record.offsets[k]
+            lane_live = of_weight | of_activation
+            operand, offset = Signal(5, name=f"lane{k}_operand"), Signal(2, name=f"lane{k}_offset")
+            binade: list[Value] = []
+            if config.step == "fixed":
+                pair = _selected_pair(m, f"lane{k}_w", [self.w[k]], [of_activation])
+                m.d.comb += operand.eq(gated(_activation(self.a[k]), of_weight) | _weight(pair))
+            else:
+                # Both elements are needed: one is the operand, the other gives the binade.
+                pair = _selected_pair(m, f"lane{k}_w", [self.w[k]], [lane_live])
+                code = Signal(E2M1Code, name=f"lane{k}_a")
+                gates = [of_weight, of_activation]
+                picked = Signal(3, name=f"lane{k}_binade")
+                m.d.comb += [
+                    code.eq(gated(self.a[k].as_value(), lane_live)),
+                    operand.eq(_selected([_activation(code), _weight(pair)], gates)),
+                    picked.eq(_selected([Cat(*pair.weight_binade()), Cat(*code.binade())], gates)),
+                ]
+                binade = list(picked)
+            m.d.comb += offset.eq(gated(self.record.offsets[k].as_unsigned(), lane_live))
             term, sign = _offset_terms(m, f"lane{k}", config, operand[:4], operand[4], offset, binade)
             terms.append(term)
             signs.append(sign)

@@ -74,6 +74,20 @@ class Netlist:
             for place, bit in enumerate(made.output):
                 self._driver[bit] = (made, place)
 
+    @property
+    def nets(self) -> list[int]:
+        """Every bit that a gate or an adder drives."""
+        return list(self._driver)
+
+    def moving(self, bits: Sequence[Bit], held: Mapping[int, bool]) -> list[Bit]:
+        """Return those of ``bits`` that may move when the inputs in ``held`` keep these values and all others do what they like.
+
+        Gates are looked at one by one, with *unknown* for what moves: a bit that is not in the answer has no glitches in this netlist either.
+        """
+        unknown = dict.fromkeys(self.inputs, _UNKNOWN) | {bit: _Known(value) for bit, value in held.items()}
+        values = self.evaluate(bits, unknown, _Known(False), _Known(True))
+        return [bit for bit, value in zip(bits, values, strict=True) if value is _UNKNOWN]
+
     def support(self, bits: Sequence[Bit]) -> set[int]:
         """Return the input bits that ``bits`` depend on."""
         seen: set[int] = set()
@@ -216,6 +230,30 @@ class Netlist:
         for bit in bits:
             visit(bit)
         return order
+
+
+class _Known:
+    """A bit in three-valued logic: known to be 0 or 1, or ``_UNKNOWN``."""
+
+    def __init__(self, value: bool | None):
+        self.value = value
+
+    def __and__(self, other: "_Known") -> "_Known":
+        if self.value is False or other.value is False:
+            return _Known(False)
+        return _UNKNOWN if self.value is None or other.value is None else _Known(True)
+
+    def __or__(self, other: "_Known") -> "_Known":
+        return ~(~self & ~other)
+
+    def __xor__(self, other: "_Known") -> "_Known":
+        return _UNKNOWN if self.value is None or other.value is None else _Known(self.value != other.value)
+
+    def __invert__(self) -> "_Known":
+        return _UNKNOWN if self.value is None else _Known(not self.value)
+
+
+_UNKNOWN = _Known(None)
 
 
 def _ripple(a: list[Any], b: list[Any], zero: Any) -> list[Any]:

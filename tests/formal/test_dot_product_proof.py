@@ -273,32 +273,125 @@ def test_a_slot_that_picks_the_wrong_subgroup_is_caught(monkeypatch):
     assert slot_counter_example(FIXED) == "lane 0: sat"
 
 
-def depends_when_disabled(config):
-    """Whether any bit that enters the refinement tree still follows the operands, with the enable at 0."""
-    if config.refinement == "inplace":
-        block, _ = in_place(config)
-    else:
-        block = netlist(SlotRefinement(config))
-    terms = list(block.normal_form("r").coefficients)
-    zero, one = z3.BitVecVal(0, 1), z3.BitVecVal(1, 1)
-    operands = set(block.ports["a"]) | set(block.ports["w"])
-    first = {bit: z3.BitVec(f"in{bit}", 1) for bit in block.inputs} | {block.ports["enable"][0]: zero}
-    second = first | {bit: z3.BitVec(f"other{bit}", 1) for bit in operands}
-    solver = z3.Solver()
-    solver.set("timeout", 60_000)
-    pairs = zip(block.evaluate(terms, first, zero, one), block.evaluate(terms, second, zero, one), strict=True)
-    solver.add(z3.Or([x != y for x, y in pairs]))
-    verdict = solver.check()
-    assert verdict != z3.unknown
-    return verdict == z3.sat
+def stillness(config):
+    """Return what is not still in a block with its enable at 0, as sentences; every input but the enable does what it likes.
+
+    Nets that do not depend on the enable come before its gates. Each may belong to one activation, which the base lanes decode too, or to the
+    control bits of one record; none may belong to an offset, to a weight or to two elements, and none may enter the tree. Inverters are
+    wires.
+    """
+    slotted = config.refinement == "slots"
+    block = netlist(SlotRefinement(config) if slotted else InPlaceRefinement(config))
+    (enable,), a, record = (block.ports[name] for name in ("enable", "a", "record"))
+    free = [set(a[4 * k : 4 * k + 4]) for k in range(GROUP)]
+    free += (
+        [set(record[12 * s + 8 : 12 * s + 12]) for s in range(config.slots_per_block)]
+        if slotted
+        else [{record[32 + g], record[36 + g]} for g in range(SUBGROUP)]
+    )
+    moving = set(block.moving([*block.nets, *block.ports["r"]], {enable: False}))
+    terms = block.normal_form("r").coefficients
+    zero = block.evaluate(block.ports["r"], dict.fromkeys(block.inputs, False), False, True)
+    supports = {bit: block.support([bit]) for bit in moving}
+    return [
+        *["a bit that enters the tree moves"] * any(bit in moving for bit in terms),
+        *["R moves"] * any(bit in moving for bit in block.ports["r"]),
+        *["R is not 0"] * any(value & 1 for value in zero),
+        *["a net behind the enable moves"] * any(enable in inputs for inputs in supports.values()),
+        *["a net before the enable moves"]
+        * any(len(inputs) > 1 and not any(inputs <= own for own in free) for inputs in supports.values()),
+    ]
 
 
 @pytest.mark.parametrize("refinement", ["slots", "inplace"])
 @pytest.mark.parametrize("step", ["fixed", "exponent"])
-def test_disabled_refinement_lanes_do_not_follow_the_operands(refinement, step):
-    assert not depends_when_disabled(VmacConfig(refinement=refinement, step=step))
+def test_disabled_refinement_lanes_are_still_whatever_comes_in(refinement, step):
+    assert stillness(VmacConfig(refinement=refinement, step=step)) == []
 
 
-def test_lanes_whose_operands_are_not_held_are_caught(monkeypatch):
+@pytest.mark.parametrize("slots_per_block", [1, 3, 4])
+def test_any_number_of_disabled_slots_is_still(slots_per_block):
+    assert stillness(VmacConfig(slots_per_block=slots_per_block, step="exponent")) == []
+    assert stillness(VmacConfig(slots_per_block=slots_per_block)) == []
+
+
+@pytest.mark.parametrize("step", ["fixed", "exponent"])
+def test_a_slot_without_a_valid_record_is_still_while_others_work(step):
+    block, _, owned = slots(VmacConfig(step=step))
+    lanes = by_lane(block, block.normal_form("r"), [set(bits) for bits in owned])
+    for slot in range(2):
+        terms = [bit for lane in lanes[SUBGROUP * slot : SUBGROUP * slot + SUBGROUP] for bit in lane]
+        assert len(terms) > 4 * SUBGROUP
+        assert block.moving(terms, {block.ports["record"][12 * slot + 8]: False}) == []
+
+
+@pytest.mark.parametrize("step", ["fixed", "exponent"])
+def test_an_unmasked_subgroup_in_place_is_still_while_others_work(step):
+    block, inputs = in_place(VmacConfig(refinement="inplace", step=step))
+    lanes = by_lane(block, block.normal_form("r"), [set(bits[:2]) for bits in inputs])
+    record = block.ports["record"]
+    for k, terms in enumerate(lanes):
+        masks = [record[32 + k // SUBGROUP], record[36 + k // SUBGROUP]]
+        assert len(terms) > 4
+        assert block.moving(terms, dict.fromkeys(masks, False)) == []
+
+
+@pytest.mark.parametrize("refinement", ["slots", "inplace"])
+def test_operands_that_are_not_held_are_caught(refinement, monkeypatch):
     monkeypatch.setattr(hdl.refinement, "_selected", lambda values, gates: values[0])
-    assert depends_when_disabled(FIXED)
+    assert "a net before the enable moves" in stillness(VmacConfig(refinement=refinement, step="exponent"))
+
+
+@pytest.mark.parametrize("refinement", ["slots", "inplace"])
+@pytest.mark.parametrize("step", ["fixed", "exponent"])
+def test_a_sign_that_follows_the_offset_of_a_disabled_lane_is_caught(refinement, step, monkeypatch):
+    def offset_terms(m, name, config, magnitude, negative, offset, binade, original=hdl.refinement._offset_terms):
+        record, lane = records[-1], int(name.rpartition("_")[2].removeprefix("lane"))
+        ungated = (record[0] if refinement == "slots" else record).offsets[lane]
+        term, _ = original(m, name, config, magnitude, negative, offset, binade)
+        return term, negative ^ ungated[1]
+
+    records = []
+    component = {"slots": SlotRefinement, "inplace": InPlaceRefinement}[refinement]
+
+    def elaborate(self, platform, original=component.elaborate):
+        records.append(self.record)
+        return original(self, platform)
+
+    monkeypatch.setattr(component, "elaborate", elaborate)
+    monkeypatch.setattr(hdl.refinement, "_offset_terms", offset_terms)
+    assert "a bit that enters the tree moves" in stillness(VmacConfig(refinement=refinement, step=step))
+
+
+def test_offsets_that_are_not_gated_are_caught(monkeypatch):
+    def gated(value, enable, original=hdl.lib.arith.gated):
+        return value if len(value) == 2 else original(value, enable)
+
+    monkeypatch.setattr(hdl.refinement, "gated", gated)
+    assert "a bit that enters the tree moves" in stillness(FIXED)
+
+
+def zero_digits_move():
+    """Whether a bit that enters a tree follows the activation, or anything else, in a sub-lane whose digit is and stays zero."""
+    block = netlist(DigitBlock())
+    a, w = block.ports["a"], block.ports["w"]
+    inputs = [a[4 * k : 4 * k + 4] + w[5 * k : 5 * k + 5] for k in range(GROUP)]
+    for digit, port in enumerate(("even", "odd")):
+        lanes = by_lane(block, block.normal_form(port), [set(bits) for bits in inputs])
+        for terms, bits in zip(lanes, inputs, strict=True):
+            values, numbers = all_values(bits)
+            zero, one = np.zeros(len(numbers), bool), np.ones(len(numbers), bool)
+            assert len(terms) > 5
+            entering = np.array(block.evaluate(terms, values, zero, one))[:, DIGITS[numbers >> 4, digit] == 0]
+            if (entering != entering[:, :1]).any():
+                return True
+    return False
+
+
+def test_nothing_of_a_sub_lane_with_a_zero_digit_moves():
+    assert not zero_digits_move()
+
+
+def test_a_sign_that_follows_the_activation_of_a_zero_digit_is_caught(monkeypatch):
+    monkeypatch.setattr(Digit, "product_sign", lambda self, negative: negative ^ self.negative)
+    assert zero_digits_move()

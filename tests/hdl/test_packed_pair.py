@@ -19,8 +19,8 @@ class Decoder(wiring.Component):
     def elaborate(self, platform):
         m = Module()
         m.d.comb += [
-            self.q0.eq(Cat(*self.pair.q0())),
-            self.q1.eq(Cat(*self.pair.q1())),
+            self.q0.eq(Cat(*self.pair.q0()[:3])),
+            self.q1.eq(Cat(*self.pair.q1()[:3])),
             self.weight.eq(Cat(self.pair.weight_doubled_magnitude(), self.pair.weight_negative())),
             self.binade.eq(Cat(*self.pair.weight_binade())),
         ]
