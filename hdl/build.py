@@ -14,10 +14,12 @@ from typing import Any
 from amaranth.lib import wiring
 
 from hdl.lib.verilog import VerilogError, to_verilog
+from hdl.pe import Pe
 from hdl.vmac import Vmac
 from hdl.vmac_autofp2 import VmacAutoFp2
 from hdl.vmac_nvfp4 import VmacNvfp4
 from hdl.weight_encoder import WeightEncoder
+from model.pe import PeConfig
 from model.vmac import VmacConfig
 from model.vmac_autofp2 import AutoFp2Config
 from model.vmac_nvfp4 import Nvfp4Config
@@ -71,6 +73,7 @@ BLOCKS = {
         Block("vmac_nvfp4", VmacNvfp4, Nvfp4Config, "baseline: NVFP4-only vector MAC"),
         Block("vmac_autofp2", VmacAutoFp2, AutoFp2Config, "baseline: AutoFP2-only vector MAC"),
         Block("weight_encoder", WeightEncoder, WeightEncoderConfig, "NVFP4 codes to packed pairs of AutoFP2 digits"),
+        Block("pe", Pe, PeConfig, "processing element: operand buffers, schedule, vector MAC, accumulators"),
     )
 }
 """Every block by name."""

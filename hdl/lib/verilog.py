@@ -17,6 +17,8 @@ _LINT_UNUSED = re.compile(
     r'^  attribute \\lint_unused "([^"]*)"\n(?:  attribute .*\n)*  wire [^\n]*?\\(\S+)$', re.MULTILINE
 )
 _DECLARED = re.compile(r"^  (?:input|output|wire|reg)\b(?: signed)?(?: \[[^]]*\])? (\S+)")
+# The reset of domain "sync", and that of any other.
+_RESET = r"\\(?:\w+_)?rst\b"
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -159,21 +161,21 @@ def _without_idle_resets(text: str) -> str:
     idle = {
         match[1]
         for match in _MODULE.finditer(text)
-        if len(re.findall(r"\\rst\b", match[0])) == 1
-        and re.search(r"^  wire width 1 input \d+ +\\rst$", match[0], re.MULTILINE)
+        if len(re.findall(_RESET, match[0])) == 1
+        and re.search(rf"^  wire width 1 input \d+ +{_RESET}$", match[0], re.MULTILINE)
     }
     if not idle:
         return text
     for module in idle:
         text = re.sub(
-            rf"(^module \\{re.escape(module)}\n.*?)^  wire width 1 input \d+ +\\rst\n",
+            rf"(^module \\{re.escape(module)}\n.*?)^  wire width 1 input \d+ +{_RESET}\n",
             r"\1",
             text,
             count=1,
             flags=re.M | re.S,
         )
         text = re.sub(
-            rf"(^  cell \\{re.escape(module)} (?:(?!^  end\n).)*?)^    connect \\rst [^\n]*\n",
+            rf"(^  cell \\{re.escape(module)} (?:(?!^  end\n).)*?)^    connect {_RESET} [^\n]*\n",
             r"\1",
             text,
             flags=re.M | re.S,

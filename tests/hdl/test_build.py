@@ -25,6 +25,10 @@ CONFIGURATIONS = [
     ("vmac_autofp2", {"scaling": "group"}),
     ("weight_encoder", {}),
     ("weight_encoder", {"scaling": "group", "registered": True}),
+    ("pe", {}),
+    ("pe", {"refinement": "inplace", "activation_entries": 32}),
+    ("pe", {"refinement": "none", "weight_entries": 2}),
+    ("pe", {"slots_per_block": 4, "scaling": "group", "window_shift": 26, "lanes": 64, "accumulators": 4}),
 ]
 IDS = ["-".join([name, *(f"{k}_{v}" for k, v in parameters.items())]) for name, parameters in CONFIGURATIONS]
 
@@ -33,6 +37,8 @@ CONTRACT = {
     "weight_encoder": "mode_nvfp4 1 row_even 128 row_odd 128 scale_even 16 scale_odd 16 w 160 w_scale 16",
     "vmac_nvfp4": "clk 1 rst 1 valid_i 1 valid_o 1 a 128 w 128 a_scale 16 w_scale 16 psum_i 64 psum_o 64 status 1",
     "vmac_autofp2": "clk 1 rst 1 valid_i 1 valid_o 1 a 128 w 160 a_scale 16 w_scale 16 psum_i 64 psum_o 64 status 2",
+    "pe": "clk 1 rst 1 command__payload 30 command__valid 1 command__ready 1 weight__payload 216 weight__valid 1 weight__ready 1 "
+    "activation__payload 184 activation__valid 1 activation__ready 1 result__payload 65 result__valid 1 result__ready 1 clear 1 busy 1 status 5",
 }
 
 
@@ -163,8 +169,8 @@ def test_list_names_every_block_and_parameter(capsys):
             "parameter of vmac_nvfp4 must be one of lanes, not 'steps'",
         ),
         (["weight_encoder", "--set", "registered=1"], "registered must be true or false, not '1'"),
-        (["vnac"], "block must be one of vmac, vmac_nvfp4, vmac_autofp2, weight_encoder or all, not 'vnac'"),
-        ([], "block must be given: vmac, vmac_nvfp4, vmac_autofp2, weight_encoder or all"),
+        (["vnac"], "block must be one of vmac, vmac_nvfp4, vmac_autofp2, weight_encoder, pe or all, not 'vnac'"),
+        ([], "block must be given: vmac, vmac_nvfp4, vmac_autofp2, weight_encoder, pe or all"),
     ],
 )
 def test_wrong_command_line_gives_one_clear_line(arguments, message, tmp_path, capsys):
