@@ -13,12 +13,14 @@ from typing import Any
 
 from amaranth.lib import wiring
 
+from hdl.array import Array
 from hdl.lib.verilog import VerilogError, to_verilog
 from hdl.pe import Pe
 from hdl.vmac import Vmac
 from hdl.vmac_autofp2 import VmacAutoFp2
 from hdl.vmac_nvfp4 import VmacNvfp4
 from hdl.weight_encoder import WeightEncoder
+from model.array import ArrayConfig
 from model.pe import PeConfig
 from model.vmac import VmacConfig
 from model.vmac_autofp2 import AutoFp2Config
@@ -74,6 +76,7 @@ BLOCKS = {
         Block("vmac_autofp2", VmacAutoFp2, AutoFp2Config, "baseline: AutoFP2-only vector MAC"),
         Block("weight_encoder", WeightEncoder, WeightEncoderConfig, "NVFP4 codes to packed pairs of AutoFP2 digits"),
         Block("pe", Pe, PeConfig, "processing element: operand buffers, schedule, vector MAC, accumulators"),
+        Block("array", Array, ArrayConfig, "array of processing elements with multicast buses and drain chains"),
     )
 }
 """Every block by name."""
@@ -124,7 +127,8 @@ def _sidecar(block: Block, config: Any, component: Any, verilog: str) -> dict[st
                 "name": port,
                 "direction": "input" if member.flow == wiring.In else "output",
                 "width": len(getattr(value, "as_value", lambda value=value: value)()),
-                "meaning": component.port_meanings[port],
+                # Ports of an array of streams share their meaning.
+                "meaning": component.port_meanings["__".join(part for part in path if isinstance(part, str))],
             }
         )
     timing = {key: getattr(component, key) for key in ("latency", "psum_delay") if hasattr(component, key)}

@@ -276,10 +276,16 @@ def check_tile(config: PeConfig, tile: Tile) -> None:
     for name, size, limit in (("M", tile.m, config.max_m), ("N", tile.n, config.max_n), ("KV", tile.kv, config.max_kv)):
         if not 1 <= size <= limit:
             raise ValueError(f"{name} must be from 1 to {limit}, not {size}")
-    if tile.m * tile.n > config.max_words:
-        raise ValueError(f"M·N must be at most {config.max_words}, not {tile.m}·{tile.n}")
+    check_words(config, tile.m, tile.n)
     if tile.refine_en and (not tile.mode_nvfp4 or config.refinement == "none"):
         raise ValueError("refine_en must come with mode_nvfp4 and refinement hardware")
+
+
+def check_words(config: PeConfig, m: int, n: int) -> int:
+    """Return M·N; raise ValueError unless a bank of accumulators holds so many sums."""
+    if not 1 <= m * n <= config.max_words:
+        raise ValueError(f"M·N must be from 1 to {config.max_words}, not {m}·{n}")
+    return m * n
 
 
 def cycles(config: PeConfig, tiles: Sequence[tuple[int, int, int]]) -> list[int]:
@@ -309,9 +315,7 @@ def cycles(config: PeConfig, tiles: Sequence[tuple[int, int, int]]) -> list[int]
     leaves: list[int] = []
     issued = 0
     for number, (m, n, kv) in enumerate(tiles):
-        words = m * n
-        if not 1 <= words <= config.max_words:
-            raise ValueError(f"M·N must be from 1 to {config.max_words}, not {m}·{n}")
+        words = check_words(config, m, n)
         # A command is taken with the last vector of the tile before, or when the last sum of the one before that has left its bank.
         taken = max(issued, leaves[number - 2] + 1 if number > 1 else 0)
         issued = taken + words + max(words, READ_AFTER_WRITE) * (kv - 1)

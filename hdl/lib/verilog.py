@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from amaranth.back import rtlil
 from amaranth.lib import wiring
 
+from hdl.lib.shared import VerilogPlatform
 from hdl.lib.toolchain import use_yosys, yosys_command
 
 __all__ = ["VerilogError", "lint_unused", "to_verilog"]
@@ -81,8 +82,22 @@ def to_verilog(component: wiring.Component, name: str, *, sources: bool = False)
     """
     if not _WORD.fullmatch(name):
         raise ValueError(f"name must be a Verilog identifier, not {name!r}")
+    written: dict[str, str] = {}
+    waiting: dict[str, wiring.Component] = {name: component}
+    platform = VerilogPlatform()
+    while waiting:
+        module, unit = waiting.popitem()
+        written[module] = _unit(unit, module, platform, sources=sources)
+        waiting |= {module: unit.take() for module, unit in platform.units.items() if module not in written}
+    rest = (text for module, text in sorted(written.items()) if module != name)
+    return _HEADER + "\n".join([written[name], *rest])
+
+
+def _unit(component: wiring.Component, name: str, platform: VerilogPlatform, *, sources: bool) -> str:
+    """Return the Verilog of one design unit, up to the instances of others, which go into ``platform``."""
     use_yosys()
-    text = _shared(_without_idle_resets(rtlil.convert(component, name=name, emit_src=sources)), name)
+    converted = rtlil.convert(component, name=name, platform=platform, emit_src=sources)
+    text = _shared(_without_idle_resets(converted), name)
     keep = "" if sources else "-remove src "
     reasons = {
         (module[1], name): reason
@@ -105,7 +120,7 @@ def to_verilog(component: wiring.Component, name: str, *, sources: bool = False)
     # The header names the Yosys version; the sidecar has that.
     body = re.sub(r"\A/\*.*?\*/\s*", "", done.stdout, flags=re.DOTALL)
     waived = "\n".join(_waived(body.splitlines(), reasons))
-    return f"{_HEADER}{waived.strip()}\n"
+    return f"{waived.strip()}\n"
 
 
 def _waived(lines: list[str], reasons: dict[tuple[str, str], str]) -> Iterator[str]:

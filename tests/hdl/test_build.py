@@ -29,6 +29,9 @@ CONFIGURATIONS = [
     ("pe", {"refinement": "inplace", "activation_entries": 32}),
     ("pe", {"refinement": "none", "weight_entries": 2}),
     ("pe", {"slots_per_block": 4, "scaling": "group", "window_shift": 26, "lanes": 64, "accumulators": 4}),
+    ("array", {}),
+    ("array", {"rows": 1, "columns": 3}),
+    ("array", {"rows": 3, "columns": 1, "refinement": "none"}),
 ]
 IDS = ["-".join([name, *(f"{k}_{v}" for k, v in parameters.items())]) for name, parameters in CONFIGURATIONS]
 
@@ -39,6 +42,12 @@ CONTRACT = {
     "vmac_autofp2": "clk 1 rst 1 valid_i 1 valid_o 1 a 128 w 160 a_scale 16 w_scale 16 psum_i 64 psum_o 64 status 2",
     "pe": "clk 1 rst 1 command__payload 30 command__valid 1 command__ready 1 weight__payload 216 weight__valid 1 weight__ready 1 "
     "activation__payload 184 activation__valid 1 activation__ready 1 result__payload 65 result__valid 1 result__ready 1 clear 1 busy 1 status 5",
+    "array": "clk 1 rst 1 command__payload 30 command__valid 1 command__ready 1 clear 1 busy 1 status 5 "
+    + " ".join(
+        f"{name}__{i}__payload {width} {name}__{i}__valid 1 {name}__{i}__ready 1"
+        for name, width in (("weight", 216), ("activation", 184), ("result", 65))
+        for i in range(4)
+    ),
 }
 
 
@@ -130,6 +139,16 @@ def test_identical_blocks_share_one_module():
     assert len(re.findall(r"^  vmac_digits ", text, re.MULTILINE)) == 8
 
 
+def test_an_array_has_one_module_per_unit_and_an_instance_per_element():
+    text = generated_once("array").verilog
+    modules = re.findall(r"^module (\w+)\(", text, re.MULTILINE)
+    assert len(modules) == len(set(modules))
+    assert len(re.findall(r"^  pe \w+ \(", text, re.MULTILINE)) == 16
+    assert len(re.findall(r"^  drain_node \w+ \(", text, re.MULTILINE)) == 12
+    # The element's modules stand as in the Verilog of the element alone.
+    assert text.endswith(generated_once("pe").verilog.partition("\nmodule pe(")[2])
+
+
 def test_command_writes_every_block(tmp_path, capsys):
     assert main(["all", "-o", str(tmp_path)]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {
@@ -169,8 +188,8 @@ def test_list_names_every_block_and_parameter(capsys):
             "parameter of vmac_nvfp4 must be one of lanes, not 'steps'",
         ),
         (["weight_encoder", "--set", "registered=1"], "registered must be true or false, not '1'"),
-        (["vnac"], "block must be one of vmac, vmac_nvfp4, vmac_autofp2, weight_encoder, pe or all, not 'vnac'"),
-        ([], "block must be given: vmac, vmac_nvfp4, vmac_autofp2, weight_encoder, pe or all"),
+        (["vnac"], "block must be one of vmac, vmac_nvfp4, vmac_autofp2, weight_encoder, pe, array or all, not 'vnac'"),
+        ([], "block must be given: vmac, vmac_nvfp4, vmac_autofp2, weight_encoder, pe, array or all"),
     ],
 )
 def test_wrong_command_line_gives_one_clear_line(arguments, message, tmp_path, capsys):
