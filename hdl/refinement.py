@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import combinations, product
 
-from amaranth.hdl import Cat, Const, Module, Signal, Value, signed
+from amaranth.hdl import Cat, Const, Module, Signal, Value, signed, unsigned
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
@@ -15,7 +15,15 @@ from hdl.packed_pair import PackedPair
 from model.packed_pair import pack
 from model.vmac import VmacConfig
 
-__all__ = ["InPlaceRecord", "InPlaceRefinement", "SlotRecord", "SlotRefinement", "record_layout"]
+__all__ = [
+    "InPlaceRecord",
+    "InPlaceRefinement",
+    "RecordGate",
+    "SlotRecord",
+    "SlotRefinement",
+    "held_layout",
+    "record_layout",
+]
 
 SUBGROUP = 4
 """Elements of a refined subgroup."""
@@ -47,17 +55,62 @@ def record_layout(config: VmacConfig) -> data.Layout:
     return data.ArrayLayout(SlotRecord, config.slots_per_block)
 
 
+def held_layout(config: VmacConfig) -> data.Layout:
+    """Return the layout of what a vMAC holds of one block's records while it computes; :class:`RecordGate` makes it.
+
+    An offset that does nothing is ``2'b10``: its high bit is held inverted, which turns AND gates into NAND gates. Masks are 0 then.
+    A slot holds ``choice``, the code of its subgroup (:func:`choice_codes`); ``of_weight`` says that weights are refined.
+    """
+    offset = unsigned(2)
+    if config.refinement == "inplace":
+        return data.StructLayout(
+            {
+                "offsets": data.ArrayLayout(offset, GROUP),
+                "of_weight": SUBGROUPS,
+                "of_activation": SUBGROUPS,
+            }
+        )
+    slot = {
+        "offsets": data.ArrayLayout(offset, SUBGROUP),
+        "choice": max(choice_codes(config, 0)[0].values()).bit_length(),
+        "of_weight": 1,
+    }
+    return data.ArrayLayout(data.StructLayout(slot), config.slots_per_block)
+
+
+def choice_codes(config: VmacConfig, slot: int) -> tuple[dict[int, int], int]:
+    """Return the code of each subgroup that a slot may hold and that of an idle slot, of as few bits as there can be.
+
+    The idle code is all zeros or all ones. Two slots hold the inverted subgroup; idle is the subgroup that is not theirs.
+    """
+    slots = config.slots_per_block
+    subgroups = range(slot, SUBGROUPS - slots + slot + 1)
+    codes = {1: [4, 5, 6, 7], 2: [3 - g for g in subgroups], 3: [1 + g % 2 for g in subgroups], 4: [1]}[slots]
+    return dict(zip(subgroups, codes, strict=True)), 3 if slots == 2 and slot else 0
+
+
+def choice(config: VmacConfig, slot: int, subgroup: Value, live: Value) -> Value:
+    """Encode the subgroup of a slot, idle unless ``live``, as :func:`choice_codes` says."""
+    low = subgroup[0]
+    inverted = {
+        1: Cat(~subgroup, Const(0, 1)),
+        2: subgroup,
+        3: Cat(low, ~low),
+        4: Const(0, 1),
+    }[config.slots_per_block]
+    _, idle = choice_codes(config, slot)
+    lives = live.replicate(len(inverted))
+    return ~(inverted & lives) if idle else ~(inverted | ~lives)
+
+
 def sum_width(config: VmacConfig) -> int:
     """Bits of a block's refinement sum R as its tree gives it: synthesis merges the tree into the next sum only if nothing is cut off."""
     return signed_sum_width(config.refined_lanes, 5 if config.step == "fixed" else 7)
 
 
-def choose(subgroup: Value, candidates: Sequence[int]) -> dict[int, Value]:
-    """Return for each of ``candidates`` the smallest test of ``subgroup`` that tells it from the others.
-
-    The collector never sends another one, so those are don't-cares.
-    """
-    width = len(subgroup)
+def choose(code: Value, candidates: Sequence[int]) -> dict[int, Value]:
+    """Return for each of ``candidates`` the smallest test of ``code`` that tells it from the others; no other code occurs."""
+    width = len(code)
 
     def tells_apart(bits: Sequence[int], chosen: int) -> bool:
         return all(any((chosen ^ other) >> b & 1 for b in bits) for other in candidates if other != chosen)
@@ -66,10 +119,18 @@ def choose(subgroup: Value, candidates: Sequence[int]) -> dict[int, Value]:
     tests: dict[int, Value] = {}
     for chosen in candidates:
         bits = next(subset for subset in subsets if tells_apart(subset, chosen))
-        tests[chosen] = (
-            Cat(*(subgroup[b] if chosen >> b & 1 else ~subgroup[b] for b in bits)).all() if bits else Const(1, 1)
-        )
+        tests[chosen] = Cat(*(code[b] if chosen >> b & 1 else ~code[b] for b in bits)).all() if bits else Const(1, 1)
     return tests
+
+
+def hold_offset(offset: Value, live: Value) -> Value:
+    """Return an offset as it is held, its high bit inverted, and 0 unless ``live``."""
+    return Cat(offset[0] & live, ~(offset[1] & live))
+
+
+def held_offset(held: Value) -> Value:
+    """Return the offset, 2 bits, that :func:`hold_offset` made."""
+    return Cat(held[0], ~held[1])
 
 
 def _offset_terms(
@@ -128,19 +189,72 @@ def _weight(pair: PackedPair) -> Value:
     return Cat(pair.weight_doubled_magnitude(), pair.weight_negative())
 
 
-class SlotRefinement(wiring.Component):
-    """Refinement sum of a block with a few slots of four lanes; combinational.
+class RecordGate(wiring.Component):
+    """Turn a block's refinement records into what the vMAC holds of them; combinational, to be put before the registers.
 
-    Each slot picks the operands of its subgroup: base activations where the weight is refined, base weights where the activation is. Slot
-    i of n holds a subgroup from i to 4 − n + i. With ``enable = 0`` the lanes are still: operands, offsets, terms and signs are constants,
-    R is 0, whatever comes in. So are those of a slot whose record is invalid.
+    What does nothing is held as a constant: all of a block with ``enable = 0``, a slot without a valid record, a subgroup that no mask names.
+    So nothing behind the registers needs gates, and disabled records do not reach the registers either.
 
     Members
     -------
     enable : In(1)
+    record : In(record_layout)
+    held : Out(held_layout)
+    """
+
+    def __init__(self, config: VmacConfig):
+        self._config = config
+        super().__init__({"enable": In(1), "record": In(record_layout(config)), "held": Out(held_layout(config))})
+        if config.refinement == "slots" and config.slots_per_block > 2:
+            self.record.as_value().attrs.update(
+                lint_unused("a slot with few subgroups to choose from needs not all index bits")
+            )
+
+    def elaborate(self, platform: object) -> Module:
+        """Build the gates."""
+        m = Module()
+        if self._config.refinement == "inplace":
+            self._gate_block(m)
+        else:
+            self._gate_slots(m)
+        return m
+
+    def _gate_slots(self, m: Module) -> None:
+        for slot, (record, held) in enumerate(zip(self.record, self.held, strict=True)):
+            live = Signal(name=f"slot{slot}_live")
+            m.d.comb += [
+                live.eq(self.enable & record.valid),
+                held.choice.eq(choice(self._config, slot, record.subgroup, live)),
+                held.of_weight.eq(live & ~record.is_activation),
+            ]
+            for offset, to in zip(record.offsets, held.offsets, strict=True):
+                m.d.comb += to.eq(hold_offset(offset, live))
+
+    def _gate_block(self, m: Module) -> None:
+        record, held = self.record, self.held
+        live = Signal(SUBGROUPS)
+        m.d.comb += [
+            live.eq(held.of_weight | held.of_activation),
+            held.of_weight.eq(gated(record.weight_mask, self.enable)),
+            held.of_activation.eq(gated(record.activation_mask & ~record.weight_mask, self.enable)),
+        ]
+        for k, (offset, to) in enumerate(zip(record.offsets, held.offsets, strict=True)):
+            m.d.comb += to.eq(hold_offset(offset, live[k // SUBGROUP]))
+
+
+class SlotRefinement(wiring.Component):
+    """Refinement sum of a block with a few slots of four lanes; combinational.
+
+    Each slot picks the operands of its subgroup: base activations where the weight is refined, base weights where the activation is. Slot
+    i of n holds a subgroup from i to 4 − n + i. The lanes of an idle slot are still: operands, offsets, terms and signs are constants and add
+    nothing to R, whatever a and w do.
+
+    Members
+    -------
     a : In(16 × E2M1)
     w : In(16 × packed pair of an NVFP4 weight)
-    record : In(slots × SlotRecord)
+    held : In(slots × held slot)
+        What :class:`RecordGate` gives, :func:`held_layout`.
     r : Out(signed)
         ``Σ 2·X·d``, with the exponent step each d scaled by the binade (1, 2 or 4) of the element that it refines.
     """
@@ -149,17 +263,12 @@ class SlotRefinement(wiring.Component):
         self._config = config
         super().__init__(
             {
-                "enable": In(1),
                 "a": In(data.ArrayLayout(E2M1Code, GROUP)),
                 "w": In(data.ArrayLayout(PackedPair, GROUP)),
-                "record": In(record_layout(config)),
+                "held": In(held_layout(config)),
                 "r": Out(signed(sum_width(config))),
             }
         )
-        if config.slots_per_block > 2:
-            self.record.as_value().attrs.update(
-                lint_unused("a slot with few subgroups to choose from needs not all index bits")
-            )
 
     def elaborate(self, platform: object) -> Module:
         """Build the slots and their common tree."""
@@ -168,26 +277,26 @@ class SlotRefinement(wiring.Component):
         slots = config.slots_per_block
         terms, signs = [], []
         for slot, i in product(range(slots), range(SUBGROUP)):
-            record = self.record[slot]
-            candidates = range(slot, SUBGROUPS - slots + slot + 1)
+            held = self.held[slot]
+            codes, idle = choice_codes(config, slot)
             if i == 0:
-                live, a_live, w_live = (Signal(name=f"slot{slot}_{which}") for which in ("live", "a_live", "w_live"))
-                m.d.comb += [
-                    live.eq(self.enable & record.valid),
-                    a_live.eq(live & ~record.is_activation),
-                    w_live.eq(live & record.is_activation),
-                ]
-                # With the exponent step both elements of a lane are picked: one is the operand, the other gives the binade.
-                a_gate, w_gate = (a_live, w_live) if config.step == "fixed" else (live, live)
+                of_weight, of_activation = held.of_weight, ~held.of_weight
+                chosen = choose(held.choice, [*codes.values(), idle])
+                busy = choose(held.choice, list(codes.values()))
                 take_a: list[Value] = []
                 take_w: list[Value] = []
-                for g, chosen in choose(record.subgroup, candidates).items():
-                    for kind, gate, take in (("a", a_gate, take_a), ("w", w_gate, take_w)):
+                for g, code in codes.items():
+                    # With the exponent step both elements of a lane are picked: one is the operand, the other gives the binade.
+                    pick_a, pick_w = chosen[code], chosen[code]
+                    if config.step == "fixed":
+                        # An idle slot refines no weight, so that its code needs not be told apart there.
+                        pick_a, pick_w = busy[code] & of_weight, chosen[code] & of_activation
+                    for kind, pick, take in (("a", pick_a, take_a), ("w", pick_w, take_w)):
                         taken = Signal(name=f"slot{slot}_{kind}{g}")
-                        m.d.comb += taken.eq(gate & chosen)
+                        m.d.comb += taken.eq(pick)
                         take.append(taken)
             name = f"slot{slot}_{i}"
-            elements = [SUBGROUP * g + i for g in candidates]
+            elements = [SUBGROUP * g + i for g in codes]
             pair = _selected_pair(m, f"{name}_w", [self.w[k] for k in elements], take_w)
             operand, offset = Signal(5, name=f"{name}_operand"), Signal(2, name=f"{name}_offset")
             binade: list[Value] = []
@@ -200,15 +309,15 @@ class SlotRefinement(wiring.Component):
                 ]
             else:
                 code = Signal(E2M1Code, name=f"{name}_a")
-                refined = _selected([Cat(*pair.weight_binade()), Cat(*code.binade())], [a_live, w_live])
+                refined = _selected([Cat(*pair.weight_binade()), Cat(*code.binade())], [of_weight, of_activation])
                 picked = Signal(3, name=f"{name}_binade")
                 m.d.comb += [
                     code.eq(_selected([self.a[k].as_value() for k in elements], take_a)),
-                    operand.eq(_selected([_activation(code), _weight(pair)], [a_live, w_live])),
+                    operand.eq(_selected([_activation(code), _weight(pair)], [of_weight, of_activation])),
                     picked.eq(refined),
                 ]
                 binade = list(picked)
-            m.d.comb += offset.eq(gated(record.offsets[i].as_unsigned(), live))
+            m.d.comb += offset.eq(held_offset(held.offsets[i]))
             term, sign = _offset_terms(m, name, config, operand[:4], operand[4], offset, binade)
             terms.append(term)
             signs.append(sign)
@@ -219,18 +328,16 @@ class SlotRefinement(wiring.Component):
 class InPlaceRefinement(wiring.Component):
     """Refinement sum of a block in which every lane forms its own offset product; combinational.
 
-    No slots and no limit on refined subgroups. With ``enable = 0`` the lanes are still, and so are those of a subgroup that no mask names.
-    Members as in :class:`SlotRefinement`, with ``record`` an :class:`InPlaceRecord`.
+    No slots and no limit on refined subgroups. The lanes of a subgroup that no mask names are still. Members as in :class:`SlotRefinement`.
     """
 
     def __init__(self, config: VmacConfig):
         self._config = config
         super().__init__(
             {
-                "enable": In(1),
                 "a": In(data.ArrayLayout(E2M1Code, GROUP)),
                 "w": In(data.ArrayLayout(PackedPair, GROUP)),
-                "record": In(record_layout(config)),
+                "held": In(held_layout(config)),
                 "r": Out(signed(sum_width(config))),
             }
         )
@@ -239,15 +346,9 @@ class InPlaceRefinement(wiring.Component):
         """Build the lanes and their tree."""
         m = Module()
         config = self._config
-        weight_refined, activation_refined = Signal(SUBGROUPS), Signal(SUBGROUPS)
-        live = self.enable.replicate(SUBGROUPS)
-        m.d.comb += [
-            weight_refined.eq(self.record.weight_mask & live),
-            activation_refined.eq(self.record.activation_mask & ~self.record.weight_mask & live),
-        ]
         terms, signs = [], []
         for k in range(GROUP):
-            of_weight, of_activation = weight_refined[k // SUBGROUP], activation_refined[k // SUBGROUP]
+            of_weight, of_activation = (mask[k // SUBGROUP] for mask in (self.held.of_weight, self.held.of_activation))
             lane_live = of_weight | of_activation
             operand, offset = Signal(5, name=f"lane{k}_operand"), Signal(2, name=f"lane{k}_offset")
             binade: list[Value] = []
@@ -266,7 +367,7 @@ class InPlaceRefinement(wiring.Component):
                     picked.eq(_selected([Cat(*pair.weight_binade()), Cat(*code.binade())], gates)),
                 ]
                 binade = list(picked)
-            m.d.comb += offset.eq(gated(self.record.offsets[k].as_unsigned(), lane_live))
+            m.d.comb += offset.eq(held_offset(self.held.offsets[k]))
             term, sign = _offset_terms(m, f"lane{k}", config, operand[:4], operand[4], offset, binade)
             terms.append(term)
             signs.append(sign)

@@ -13,7 +13,7 @@ from hdl.lib.e2m1 import E2M1Code
 from hdl.lib.scale import ScaleByte
 from hdl.lib.verilog import lint_unused
 from hdl.packed_pair import PackedPair
-from hdl.refinement import InPlaceRefinement, SlotRefinement, record_layout
+from hdl.refinement import InPlaceRefinement, RecordGate, SlotRefinement, held_layout, record_layout
 from hdl.scaling import BlockScaler, input_registers
 from model.vmac import VmacConfig
 
@@ -174,9 +174,8 @@ class Vmac(wiring.Component):
         config = self._config
         refined, grouped = config.refinement != "none", config.scaling == "group"
 
-        # Stage 1: input registers. Only what marks a vector as valid is reset.
-        inputs = ["mode_nvfp4", "a", "w", "a_scale", "w_scale", *(["refine_en", "refine"] if refined else [])]
-        stage = input_registers(m, self, inputs)
+        # Stage 1: input registers, of records behind their gates. Only what marks a vector as valid is reset.
+        stage = input_registers(m, self, ["mode_nvfp4", "a", "w", "a_scale", "w_scale"])
         valid = Signal(self.latency - 1)
         m.d.sync += Cat(valid, self.valid_o).eq(Cat(self.valid_i, valid))
         nvfp4 = stage["mode_nvfp4"]
@@ -186,7 +185,8 @@ class Vmac(wiring.Component):
         trees, refinements = [], []
         if refined:
             enable = Signal()
-            m.d.comb += enable.eq(nvfp4 & stage["refine_en"])
+            held = Signal(data.ArrayLayout(held_layout(config), config.blocks), name="refine_q", reset_less=True)
+            m.d.comb += enable.eq(self.mode_nvfp4 & self.refine_en)
         for block in range(config.blocks):
             lanes = range(GROUP * block, GROUP * (block + 1))
             digits = DigitBlock()
@@ -197,7 +197,14 @@ class Vmac(wiring.Component):
             if refined:
                 refinement = SlotRefinement(config) if config.refinement == "slots" else InPlaceRefinement(config)
                 m.submodules[f"refinement{block}"] = refinement
-                m.d.comb += [refinement.enable.eq(enable), refinement.record.eq(stage["refine"][block])]
+                gate = RecordGate(config)
+                m.submodules[f"gate{block}"] = gate
+                m.d.comb += [
+                    gate.enable.eq(enable),
+                    gate.record.eq(self.refine[block]),
+                    refinement.held.eq(held[block]),
+                ]
+                m.d.sync += held[block].eq(gate.held)
                 for k, lane in enumerate(lanes):
                     m.d.comb += [refinement.a[k].eq(stage["a"][lane]), refinement.w[k].eq(stage["w"][lane])]
                 refinements.append(refinement.r)

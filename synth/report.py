@@ -234,14 +234,18 @@ def _refinement_figures(
     flat: Mapping[str, Area], tree: Area, parts: Mapping[str, Any], registers: float
 ) -> list[Figure]:
     total = tree.total
-    modules = _share_of(tree, "refinement")
-    lanes = modules * parts["refinement lanes"].total / parts["refinement"].total
+    modules, gates = _share_of(tree, "refinement"), _share_of(tree, "gate")
+    lanes = modules * parts["refinement lanes"].total / parts["refinement"].total + gates
     figures = [
         Figure(
             "refinement, lanes and control", "%", 100 * lanes / total, 9, "hierarchical; without R tree and registers"
         ),
         Figure(
-            "refinement, with record registers and R tree", "%", 100 * (modules + registers) / total, 16, "hierarchical"
+            "refinement, with record registers and R tree",
+            "%",
+            100 * (modules + gates + registers) / total,
+            16,
+            "hierarchical",
         ),
     ]
     without = flat.get("vmac refinement=none")

@@ -20,7 +20,7 @@ from hdl.lib.toolchain import yosys_command
 
 __all__ = ["Netlist", "NotLinearError", "Polynomial", "all_values"]
 
-_SCRIPT = "read_verilog -sv <<verilog\n{text}\nverilog\nhierarchy -top {top}\nproc\nflatten\nopt\nsimplemap\nopt_clean\nwrite_json\n"
+_SCRIPT = "read_verilog -sv <<verilog\n{text}\nverilog\nhierarchy -top {top}\nproc\nflatten\ndelete t:$scopeinfo\nopt\nsimplemap\nopt_clean\nwrite_json\n"
 
 Bit = int | str
 """Number of a net, or a constant ``"0"`` or ``"1"``."""

@@ -5,6 +5,9 @@ import math
 import numpy as np
 import pytest
 import z3
+from amaranth.hdl import Cat, Module
+from amaranth.lib import wiring
+from amaranth.lib.wiring import In, Out
 
 import hdl.lanes
 import hdl.lib.arith
@@ -12,7 +15,7 @@ import hdl.refinement
 from hdl.lanes import DigitBlock
 from hdl.lib.verilog import to_verilog
 from hdl.packed_pair import Digit
-from hdl.refinement import InPlaceRefinement, SlotRefinement
+from hdl.refinement import InPlaceRefinement, RecordGate, SlotRefinement, record_layout
 from hdl.vmac_nvfp4 import ProductBlock
 from model.vmac import VmacConfig
 from tests.formal.linear import Netlist, NotLinearError, all_values
@@ -43,6 +46,7 @@ CONFIGURATIONS = {
     "fixed": FIXED,
     "exponent": VmacConfig(step="exponent"),
     "one slot": VmacConfig(slots_per_block=1),
+    "three slots": VmacConfig(slots_per_block=3),
     "four slots": VmacConfig(slots_per_block=4, step="exponent"),
 }
 
@@ -143,9 +147,33 @@ def test_a_sign_correction_of_the_wrong_weight_is_caught(monkeypatch):
     assert not product_sum_holds()
 
 
+class Refinement(wiring.Component):
+    """The refinement lanes of a block with their gate, without the vMAC's registers between them."""
+
+    def __init__(self, config):
+        self.gate = RecordGate(config)
+        self.lanes = {"slots": SlotRefinement, "inplace": InPlaceRefinement}[config.refinement](config)
+        lanes = self.lanes.signature.members
+        ports = {
+            "enable": In(1),
+            "a": lanes["a"],
+            "w": lanes["w"],
+            "record": In(record_layout(config)),
+            "r": Out(lanes["r"].shape),
+        }
+        super().__init__(ports)
+
+    def elaborate(self, platform):
+        m = Module()
+        gate, lanes = m.submodules.gate, m.submodules.lanes = self.gate, self.lanes
+        m.d.comb += [gate.enable.eq(self.enable), gate.record.eq(self.record), lanes.held.eq(gate.held)]
+        m.d.comb += [lanes.a.eq(self.a), lanes.w.eq(self.w), self.r.eq(lanes.r)]
+        return m
+
+
 def in_place(config):
     """Netlist of a block, and the inputs of each lane: offset, a, w, then what lanes share: both masks and the enable."""
-    block = netlist(InPlaceRefinement(config))
+    block = netlist(Refinement(config))
     a, w, record, enable = (block.ports[name] for name in ("a", "w", "record", "enable"))
     inputs = [
         record[2 * k : 2 * k + 2]
@@ -197,7 +225,7 @@ def lookup(table, index, width):
 
 def slots(config):
     """Netlist of a block, one z3 variable per input bit, and the offset bits that each lane owns."""
-    block = netlist(SlotRefinement(config))
+    block = netlist(Refinement(config))
     values = {bit: z3.BitVec(f"in{bit}", 1) for bit in block.inputs}
     record = block.ports["record"]
     owned = [
@@ -281,7 +309,7 @@ def stillness(config):
     wires.
     """
     slotted = config.refinement == "slots"
-    block = netlist(SlotRefinement(config) if slotted else InPlaceRefinement(config))
+    block = netlist(Refinement(config))
     (enable,), a, record = (block.ports[name] for name in ("enable", "a", "record"))
     free = [set(a[4 * k : 4 * k + 4]) for k in range(GROUP)]
     free += (
@@ -352,23 +380,50 @@ def test_a_sign_that_follows_the_offset_of_a_disabled_lane_is_caught(refinement,
         return term, negative ^ ungated[1]
 
     records = []
-    component = {"slots": SlotRefinement, "inplace": InPlaceRefinement}[refinement]
 
-    def elaborate(self, platform, original=component.elaborate):
+    def elaborate(self, platform, original=RecordGate.elaborate):
         records.append(self.record)
         return original(self, platform)
 
-    monkeypatch.setattr(component, "elaborate", elaborate)
+    monkeypatch.setattr(RecordGate, "elaborate", elaborate)
     monkeypatch.setattr(hdl.refinement, "_offset_terms", offset_terms)
     assert "a bit that enters the tree moves" in stillness(VmacConfig(refinement=refinement, step=step))
 
 
 def test_offsets_that_are_not_gated_are_caught(monkeypatch):
-    def gated(value, enable, original=hdl.lib.arith.gated):
-        return value if len(value) == 2 else original(value, enable)
-
-    monkeypatch.setattr(hdl.refinement, "gated", gated)
+    monkeypatch.setattr(hdl.refinement, "hold_offset", lambda offset, live: Cat(offset[0], ~offset[1]))
     assert "a bit that enters the tree moves" in stillness(FIXED)
+
+
+def held_bits_move(config):
+    """Whether what the vMAC's registers hold of a block's records moves while the block is disabled, or that of a slot without a valid record."""
+    block = netlist(RecordGate(config))
+    held, record, (enable,) = (block.ports[name] for name in ("held", "record", "enable"))
+    if block.moving(held, {enable: False}):
+        return True
+    if config.refinement == "inplace":
+        parts = [
+            ([*held[8 * g : 8 * g + 8], held[32 + g], held[36 + g]], [record[32 + g], record[36 + g]])
+            for g in range(SUBGROUP)
+        ]
+    else:
+        width = len(held) // config.slots_per_block
+        parts = [(held[width * s : width * (s + 1)], [record[12 * s + 8]]) for s in range(config.slots_per_block)]
+    return any(block.moving(bits, dict.fromkeys(off, False)) for bits, off in parts)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [VmacConfig(refinement="inplace"), *(VmacConfig(slots_per_block=n) for n in (1, 2, 3, 4))],
+    ids=["inplace", "1", "2", "3", "4"],
+)
+def test_registers_of_records_that_do_nothing_are_still(config):
+    assert not held_bits_move(config)
+
+
+def test_a_subgroup_that_is_held_without_a_gate_is_caught(monkeypatch):
+    monkeypatch.setattr(hdl.refinement, "choice", lambda config, slot, subgroup, live: subgroup)
+    assert held_bits_move(FIXED)
 
 
 def zero_digits_move():

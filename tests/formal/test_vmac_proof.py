@@ -24,6 +24,7 @@ def cut_vmac(config, monkeypatch):
     """The vMAC's wires and registers alone."""
     blocks = {"digits": "DigitBlock", "reduction": "ModeReduction", "scaler": "BlockScaler", "acc": "DualAccumulator"}
     if config.refinement != "none":
+        blocks["gate"] = "RecordGate"
         blocks["refinement"] = {"slots": "SlotRefinement", "inplace": "InPlaceRefinement"}[config.refinement]
     return Cut(Vmac(config), monkeypatch, {prefix: (hdl.vmac, name) for prefix, name in blocks.items()})
 
@@ -34,7 +35,7 @@ def width(component, name):
 
 
 def wiring_proof_text(config, dut):
-    """Write what each block must get; x1, x2, x3 is input x one, two and three cycles ago."""
+    """Write what each block must get; x1, x2, x3 is input x, or a cut block's output, one, two and three cycles ago."""
     refined, group = config.refinement != "none", config.scaling == "group"
     blocks, n = config.blocks, config.w_scale_bytes
     ins = [name for name, member in dut.signature.members.items() if member.flow.name == "In"]
@@ -43,7 +44,7 @@ def wiring_proof_text(config, dut):
     lines = [f"module proof({', '.join(ports)});"]
     lines += [f"  wire [{width(dut, name) - 1}:0] {name};" for name in outs]
     lines += ["  dut dut(.clk(clk), .rst(rst), " + ", ".join(f".{name}({name})" for name in [*ins, *outs]) + ");"]
-    delayed = ["mode_nvfp4", "a", "w", "a_scale", "w_scale", *(["refine_en", "refine"] if refined else [])]
+    delayed = ["mode_nvfp4", "a", "w", "a_scale", "w_scale", *(f"gate{j}_held" for j in range(blocks) if refined)]
     lines += [f"  reg [{width(dut, x) - 1}:0] {x}1;" for x in delayed]
     lines += ["  reg mode_nvfp42, mode_nvfp43;", f"  reg [{width(dut, 'acc0_total') - 1}:0] total1;"]
     lines += ["  reg [2:0] age = 0;", "  reg v1 = 0, v2 = 0, v3 = 0, v4 = 0, nan = 0, sat = 0, illegal = 0;"]
@@ -86,8 +87,9 @@ def wiring_proof_text(config, dut):
             bits = config.record_bits * config.records // blocks
             check(f"refinement{j}_a == a1[{64 * j} +: 64]", 1)
             check(f"refinement{j}_w == w1[{80 * j} +: 80]", 1)
-            check(f"refinement{j}_record == refine1[{bits * j} +: {bits}]", 1)
-            check(f"refinement{j}_enable == (refine_en1 && mode_nvfp41)", 1)
+            check(f"gate{j}_record == refine[{bits * j} +: {bits}]")
+            check(f"gate{j}_enable == (refine_en && mode_nvfp4)")
+            check(f"refinement{j}_held == gate{j}_held1", 1)
 
     # Of each scaler: dot product, whether in half units, place of its two scale bytes. In the order in which the vMAC makes them.
     scalers, even, odd = [], [], []
@@ -147,13 +149,16 @@ def test_every_block_gets_its_operands_in_its_cycle_and_valid_and_status_are_rig
 
 
 def test_refinement_that_ignores_refine_en_is_caught(monkeypatch):
-    def input_registers(m, component, names, original=hdl.vmac.input_registers):
-        return original(m, component, names) | {"refine_en": Const(1, 1)}
+    def elaborate(self, platform, original=Vmac.elaborate):
+        port, self.refine_en = self.refine_en, Const(1, 1)
+        m = original(self, platform)
+        self.refine_en = port
+        return m
 
-    monkeypatch.setattr(hdl.vmac, "input_registers", input_registers)
+    monkeypatch.setattr(Vmac, "elaborate", elaborate)
     outcome = wiring_outcome(CONFIGURATIONS["slots"], monkeypatch)
     assert not outcome.holds
-    assert "refine_en1" in str(outcome.failed)
+    assert "_enable == (refine_en" in str(outcome.failed)
 
 
 def test_scales_of_swapped_blocks_are_caught(monkeypatch):
