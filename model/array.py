@@ -3,11 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from model import pe
-from model.pe import DEPOSIT, READ_AFTER_WRITE, PeConfig, check_words
+from model.pe import DEPOSIT, READ_AFTER_WRITE, Operands, PeConfig, Tile, check_words, run_tile
 from model.vmac import check_integer
 
-__all__ = ["ArrayConfig", "cycles"]
+__all__ = ["ArrayConfig", "ArrayResult", "ArrayTile", "cycles", "run"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,57 @@ class ArrayConfig(PeConfig):
             self.activation_entries,
             self.accumulators,
         )
+
+
+@dataclass(frozen=True)
+class ArrayTile:
+    """One command of an array and its operands.
+
+    Attributes
+    ----------
+    mode_nvfp4, refine_en : bool
+    weights : sequence of Operands, one per column
+        Leading axes (KV, N), as in :class:`model.pe.Tile`.
+    activations : sequence of Operands, one per row
+        Leading axes (KV, M).
+    """
+
+    mode_nvfp4: bool
+    refine_en: bool
+    weights: Sequence[Operands]
+    activations: Sequence[Operands]
+
+
+@dataclass(frozen=True)
+class ArrayResult:
+    """Sums, uint64 of shape (columns, rows, N, M) in the order in which they leave each column, and the status bits raised."""
+
+    psum: NDArray[np.uint64]
+    status: int
+
+
+def run(config: ArrayConfig, tile: ArrayTile) -> ArrayResult:
+    """Compute the tiles of all elements.
+
+    Raises
+    ------
+    ValueError
+        There is not one operand per bus, or a tile is refused by :func:`model.pe.run_tile`.
+    """
+    for name, operands, buses, count in (
+        ("weights", tile.weights, "columns", config.columns),
+        ("activations", tile.activations, "rows", config.rows),
+    ):
+        if len(operands) != count:
+            raise ValueError(f"{name} must be as many as {buses}, {count}, not {len(operands)}")
+    results = [
+        [run_tile(config.pe, Tile(tile.mode_nvfp4, tile.refine_en, w, a)) for a in tile.activations]
+        for w in tile.weights
+    ]
+    status = 0
+    for element in (element for column in results for element in column):
+        status |= element.status
+    return ArrayResult(np.array([[element.psum for element in column] for column in results]), status)
 
 
 def cycles(config: ArrayConfig, tiles: Sequence[tuple[int, int, int]]) -> list[int]:
