@@ -1,4 +1,4 @@
-"""``python -m sim.regress``: the vector MACs and the weight encoder against the golden model, bit for bit.
+"""``python -m sim.regress``: vector MACs, weight encoder and processing element against the golden model, bit for bit.
 
 Without arguments it does what continuous integration does: at least a million vectors per mode through the default
 vMAC, fewer through every other configuration, all on Verilator. docs/simulation.md has the other uses: Icarus, single
@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -20,18 +21,31 @@ from typing import Any
 import numpy as np
 
 from hdl.build import Generated
+from sim.bench_common import bench_environment
 from sim.coverage import GOAL, Coverage, encoder_coverage, vector_coverage
 from sim.design import config_of, generated
 from sim.harness import BulkHarness
-from sim.runner import build_root, digest, find_simulator, seed_from_environment, waves_from_environment
+from sim.runner import (
+    SimulationError,
+    build_cocotb,
+    build_root,
+    digest,
+    find_simulator,
+    run_cocotb,
+    seed_from_environment,
+    waves_from_environment,
+)
 from sim.scoreboard import Tally, check_encoder, check_vectors, encoder_columns
 from sim.stimuli import ILLEGAL, MODES, EncoderShape, VectorShape, encoder_stimulus, vector_stimulus
+from sim.tiles import plan_length, tile_coverage
 
-__all__ = ["CASES", "Bench", "Case", "Report", "campaign", "main", "regress"]
+__all__ = ["CASES", "Bench", "Case", "Report", "TileBench", "bench_of", "campaign", "main", "regress"]
 
 CHUNK_ROWS = 1 << 16
 CAMPAIGN_VECTORS = 100_000_000
 CAMPAIGN_CHUNK = 1_000_000
+ELEMENT_CAMPAIGN = 1_000_000
+ELEMENT_CHUNK = 20_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,13 +61,17 @@ class Case:
     parameters : dict
         What differs from the block's defaults.
     vectors : int
-        Vectors per mode in continuous integration; enough for every coverage bin.
+        Vectors per mode in continuous integration, or sums of processing elements; enough for every coverage bin.
+    campaign, chunk : int
+        Vectors, or sums, of a campaign and of a chunk of it, all modes together.
     """
 
     name: str
     block: str
     parameters: dict[str, Any]
     vectors: int = 100_000
+    campaign: int = CAMPAIGN_VECTORS
+    chunk: int = CAMPAIGN_CHUNK
 
 
 def _cases() -> dict[str, Case]:
@@ -87,6 +105,18 @@ def _cases() -> dict[str, Case]:
         Case("vmac_autofp2-lanes-64", "vmac_autofp2", {"lanes": 64}),
     ]
     cases += [Case(f"weight_encoder-{name}", "weight_encoder", parameters) for name, parameters in encoders.items()]
+    elements: dict[str, dict[str, Any]] = {
+        "slots": {},
+        "slots-1-small": {"slots_per_block": 1, "weight_entries": 2, "activation_entries": 4, "accumulators": 8},
+        "slots-4-group-lanes-64": {"slots_per_block": 4, "step": "exponent", "scaling": "group", "lanes": 64},
+        "inplace": {"refinement": "inplace", "activation_entries": 16},
+        "none": {"refinement": "none", "accumulators": 32},
+    }
+    # Every plan of tiles reaches every bin, and has more sums than this.
+    cases += [
+        Case(f"pe-{name}", "pe", parameters, 50 if "small" in name else 500, ELEMENT_CAMPAIGN, ELEMENT_CHUNK)
+        for name, parameters in elements.items()
+    ]
     return {case.name: case for case in cases}
 
 
@@ -252,6 +282,82 @@ class Bench:
                 return tally
 
 
+class TileBench:
+    """A processing element in its cocotb bench, with what `Bench` has for blocks that take a vector in every cycle.
+
+    Parameters
+    ----------
+    parameters : mapping
+        Parameters of the processing element.
+    simulator : str
+        ``"verilator"`` or ``"icarus"``.
+    waves : bool
+        Record waveforms.
+    verilog : str, optional
+        Another implementation, with the same ports, to check instead of the generated one.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Any],
+        simulator: str = "verilator",
+        waves: bool = False,
+        verilog: str | None = None,
+    ) -> None:
+        design = generated("pe", **parameters)
+        ports = [port["name"] for port in design.sidecar["ports"]]
+        self.parameters = parameters
+        self.sidecar = design.sidecar
+        self.config = config_of("pe", **parameters)
+        self.build = build_cocotb(
+            {"block.v": design.verilog if verilog is None else verilog}, "pe", ports, simulator, waves
+        )
+
+    def coverage(self) -> Coverage:
+        """Return empty coverage of the block."""
+        return tile_coverage(self.config)
+
+    def run_tiles(self, tiles: int, seed: int, coverage: Coverage, only: str | None = r"\.random_tiles$") -> Tally:
+        """Run the bench with so many random tiles; a test that fails is a mismatch."""
+        with tempfile.TemporaryDirectory() as folder:
+            report = Path(folder) / "report.json"
+            environment = bench_environment("pe", self.parameters, self.sidecar, tiles, report)
+            try:
+                run_cocotb(self.build, "sim.bench_pe", seed, environment, only=only)
+            except SimulationError as error:
+                reasons = [line.strip() for line in str(error).splitlines() if "Error: " in line]
+                return Tally(mismatches=1, messages=[f"SEED={seed}: {'; '.join(reasons) or error}"])
+            data = json.loads(report.read_text(encoding="utf-8"))
+        for name, counts in data["counts"].items():
+            coverage.counts[name] += np.array(counts)
+        return Tally(**data["tally"])
+
+    def run(
+        self, vectors: int, seed: Sequence[int], coverage: Coverage, progress: Callable[[Tally], None] | None = None
+    ) -> Tally:
+        """Check at least ``vectors`` sums per mode, a plan of tiles at a time; stop at the first that disagrees."""
+        tally = Tally()
+        number = 0
+        whole = plan_length(self.config)
+        while min(tally.compared.values(), default=0) < vectors:
+            one = int(np.random.SeedSequence([*seed, number]).generate_state(1)[0])
+            # For fewer sums than a bank holds a part of the plan will do, without its coverage.
+            tally += self.run_tiles(whole if vectors >= self.config.max_words else -(-whole // 4), one, coverage)
+            number += 1
+            if progress is not None:
+                progress(tally)
+            if tally.mismatches:
+                break
+        return tally
+
+
+def bench_of(case: Case, simulator: str = "verilator", waves: bool = False) -> Bench | TileBench:
+    """Return the bench of a case."""
+    if case.block == "pe":
+        return TileBench(case.parameters, simulator, waves)
+    return Bench(case.block, case.parameters, simulator, waves=waves)
+
+
 def regress(
     case: Case,
     vectors: int | None = None,
@@ -286,16 +392,15 @@ def regress(
     vectors = case.vectors if vectors is None else vectors
     seed = seed_from_environment() if seed is None else seed
     tool = find_simulator(simulator)
-    bench = Bench(case.block, case.parameters, simulator, waves=waves)
+    bench = bench_of(case, simulator, waves)
     coverage = bench.coverage()
     tally = bench.run(vectors, [seed], coverage, progress)
     return Report(case, f"{tool.name} {tool.version}", seed, tally, coverage, vectors, time.monotonic() - started)
 
 
 @cache
-def _campaign_bench(case_name: str) -> Bench:
-    case = CASES[case_name]
-    return Bench(case.block, case.parameters)
+def _campaign_bench(case_name: str) -> Bench | TileBench:
+    return bench_of(CASES[case_name])
 
 
 def _campaign_chunk(case_name: str, seed: int, chunk: int, vectors: int) -> dict[str, Any]:
@@ -313,9 +418,7 @@ def _own_sources() -> str:
     return digest({path.name: path.read_text(encoding="utf-8") for path in files})
 
 
-def campaign(
-    case: Case, vectors: int, seed: int, jobs: int, chunk: int = CAMPAIGN_CHUNK, quiet: bool = False
-) -> Report:
+def campaign(case: Case, vectors: int, seed: int, jobs: int, chunk: int | None = None, quiet: bool = False) -> Report:
     """Check at least ``vectors`` vectors in total, chunk by chunk, and continue where an earlier call stopped.
 
     Finished chunks are kept, one JSON line each, in a file that belongs to this design, simulator, seed and set of
@@ -331,12 +434,13 @@ def campaign(
         Chunk ``k`` is drawn from ``[seed, k]``.
     jobs : int
         Processes.
-    chunk : int
-        Vectors of a chunk.
+    chunk : int, optional
+        Vectors of a chunk, the case's own number by default.
     quiet : bool
         Print no progress.
     """
     started = time.monotonic()
+    chunk = case.chunk if chunk is None else chunk
     tool = find_simulator()
     bench = _campaign_bench(case.name)
     coverage = bench.coverage()
@@ -387,7 +491,7 @@ def campaign(
         seed,
         tally,
         coverage,
-        min(tally.compared.values()),
+        min(tally.compared.values(), default=0),
         time.monotonic() - started,
     )
 
@@ -448,7 +552,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reports = []
     for case in chosen:
         if options.campaign:
-            reports.append(campaign(case, options.vectors or CAMPAIGN_VECTORS, seed, options.jobs))
+            reports.append(campaign(case, options.vectors or case.campaign, seed, options.jobs))
         else:
             waves = options.waves or waves_from_environment()
             reports.append(regress(case, options.vectors, seed, options.simulator, waves))

@@ -517,8 +517,9 @@ def run_cocotb(
     environment: Mapping[str, str] | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     name: str | None = None,
+    only: str | None = None,
 ) -> str:
-    """Run every test of a cocotb bench and return the log.
+    """Run the tests of a cocotb bench and return the log.
 
     Parameters
     ----------
@@ -534,6 +535,8 @@ def run_cocotb(
         Wall-clock limit in seconds; the bench's own limits in simulated time come on top.
     name : str, optional
         Name of the run's folder, the module's by default. The folder is kept if the run fails or records waveforms.
+    only : str, optional
+        Regular expression that the names of the tests to run must match; all tests by default.
 
     Raises
     ------
@@ -556,6 +559,7 @@ def run_cocotb(
                 "results_xml": str(folder / "results.xml"),
                 "seed": seed,
                 "waves": build.waves,
+                "test_filter": only,
                 **(waves if build.waves else {}),
             },
         }

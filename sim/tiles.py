@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,7 +115,7 @@ def _masks(
     w, a = np.zeros((kv, n, blocks), np.uint8), np.zeros((kv, m, blocks), np.uint8)
     first = (0, 0, 0)
 
-    def some(kept: NDArray[np.uint8], count: int) -> NDArray[np.uint8]:
+    def some(kept: NDArray[Any], count: int) -> NDArray[np.uint8]:
         masks = np.where(rng.random((kv, count, blocks)) < 0.7, kept[:, None, :], 0).astype(np.uint8)
         masks[first] = kept[0, 0]
         return masks
@@ -316,7 +317,9 @@ class Planned:
 
 def plan_length(config: PeConfig) -> int:
     """Return the number of tiles after which a plan has reached every bin of `tile_coverage`."""
-    return len(PATTERNS) * len(modes(config)) * len(_sizes(config))
+    cells = len(_sizes(config))
+    rounds = -(-len(MASK_PATTERNS) // cells)
+    return rounds * len(PATTERNS) * len(modes(config)) * cells
 
 
 def plan(config: PeConfig, rng: np.random.Generator, tiles: int, epoch: int = 8) -> Iterator[Planned]:
@@ -324,14 +327,16 @@ def plan(config: PeConfig, rng: np.random.Generator, tiles: int, epoch: int = 8)
     sizes = _sizes(config)
     cells = [(mode, cell) for mode in modes(config) for cell in sizes]
     reasons = tuple(refused_commands(config))
+    masks = rng.integers(0, len(MASK_PATTERNS), len(PATTERNS))
     while tiles > 0:
         epochs: list[tuple[int, Sequence[int]]] = []
         for p in range(len(PATTERNS)):
             order = rng.permutation(len(cells)).tolist()
             epochs += [(p, order[i : i + epoch]) for i in range(0, len(order), epoch)]
         shift = rng.integers(0, len(KV_CLASSES), len(cells))
-        masks = rng.integers(0, len(MASK_PATTERNS), len(PATTERNS))
-        refused = rng.integers(0, len(reasons), len(PATTERNS))
+        # Every reason twice in each pattern, each before a tile of its own choice.
+        before = [rng.integers(0, len(cells), (2, len(reasons))) for _ in PATTERNS]
+        done = [0] * len(PATTERNS)
         for index in rng.permutation(len(epochs)):
             p, chosen = epochs[index]
             drawn: list[Tile] = []
@@ -342,14 +347,12 @@ def plan(config: PeConfig, rng: np.random.Generator, tiles: int, epoch: int = 8)
                 weight = 1 / np.sqrt(pairs.prod(axis=1))
                 m, n = map(int, pairs[rng.choice(len(pairs), p=weight / weight.sum())])
                 kv = int((shift[number] + p) % len(KV_CLASSES)) + 1
-                kv = kv if kv < 3 else int(rng.integers(3, _LONGEST_KV + 1))
-                kv = min(kv, config.max_kv)
+                kv = kv if kv < len(KV_CLASSES) else int(rng.integers(kv, _LONGEST_KV + 1))
                 profile = SCALE_PROFILES[rng.choice(len(SCALE_PROFILES), p=[0.4, 0.3, 0.15, 0.15])]
                 drawn.append(draw_tile(config, rng, mode, m, n, kv, MASK_PATTERNS[masks[p]], profile))
                 masks[p] = (masks[p] + (mode == "AutoFP6")) % len(MASK_PATTERNS)
-                while rng.random() < 0.35:
-                    bad.append((len(drawn) - 1, reasons[refused[p] % len(reasons)]))
-                    refused[p] += 1
+                bad += [(len(drawn) - 1, reasons[reason]) for reason in np.nonzero(before[p] == done[p])[1]]
+                done[p] += 1
             if drawn:
                 yield Planned(PATTERNS[p], drawn, bad)
             tiles -= len(drawn)

@@ -2,12 +2,16 @@
 
 import pytest
 
+from model.pe import PeConfig
 from sim.bench_common import bench_environment
 from sim.design import generated
 from sim.regress import CASES
 from sim.runner import SimulationError, available_simulators, build_cocotb, run_cocotb
+from sim.tiles import plan_length
 
 ROWS = 2000
+BENCHES = {"weight_encoder": ("bench_weight_encoder", 2), "pe": ("bench_pe", 8)}
+"""Bench and number of its tests, for other blocks than the vector MACs."""
 VERILATOR = [
     "vmac-slots",
     "vmac-slots-exponent",
@@ -23,8 +27,12 @@ VERILATOR = [
     "weight_encoder-pair",
     "weight_encoder-group",
     "weight_encoder-pair-registered",
+    "pe-slots",
+    "pe-slots-1-small",
+    "pe-slots-4-group-lanes-64",
 ]
-ICARUS = ["vmac-slots", "vmac-none-group", "vmac_nvfp4", "vmac_autofp2-pair", "weight_encoder-pair"]
+ICARUS = ["vmac-slots", "vmac-none-group", "vmac_nvfp4", "vmac_autofp2-pair", "weight_encoder-pair", "pe-inplace"]
+ICARUS_TILES = 40
 CHOSEN = [("verilator", name) for name in VERILATOR]
 CHOSEN += [("icarus", name) for name in ICARUS if "icarus" in available_simulators()]
 
@@ -35,8 +43,11 @@ def test_bench(simulator, name, seed):
     design = generated(case.block, **case.parameters)
     ports = [port["name"] for port in design.sidecar["ports"]]
     build = build_cocotb({"block.v": design.verilog}, case.block, ports, simulator)
-    bench, tests = ("bench_weight_encoder", 2) if case.block == "weight_encoder" else ("bench_vmac", 5)
-    environment = bench_environment(case.block, case.parameters, design.sidecar, ROWS)
+    bench, tests = BENCHES.get(case.block, ("bench_vmac", 5))
+    rows = ROWS
+    if case.block == "pe":
+        rows = ICARUS_TILES if simulator == "icarus" else plan_length(PeConfig(**case.parameters))
+    environment = bench_environment(case.block, case.parameters, design.sidecar, rows)
     log = run_cocotb(build, f"sim.{bench}", seed, environment, timeout=600, name=f"{name}-{simulator}")
     assert f"{tests} cocotb tests, 0 failed" in log
 
