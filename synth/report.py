@@ -13,7 +13,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from amaranth.hdl import Shape
+
 from hdl.build import generate
+from hdl.refinement import held_layout
+from model.vmac import VmacConfig
 from synth import liberty as lib
 from synth.yosys import RECIPES, TOOLS, Area, SynthesisError, measure, tie, transistors
 
@@ -381,10 +385,16 @@ def report(
         ports = {port["name"]: port["width"] for port in generate(MAIN).sidecar["ports"]}
         figures += _pair_figures(flat, results(pair), goals=liberty.resolve() == lib.GE.resolve())
         flip_flop = flat[MAIN].sequential / _registers(flat[MAIN], library)
-        figures += _refinement_figures(flat, trees[MAIN], parts=results(parts), registers=flip_flop * ports["refine"])
+        figures += _refinement_figures(flat, trees[MAIN], parts=results(parts), registers=flip_flop * _held_bits())
         figures += _transistor_figures(results(counts), ports["a"] // 4, 16)
     figures += _variant_figures(flat)
     return Report(liberty.name, library.nand2_area, next(iter(flat.values())).yosys, flat, trees, figures)
+
+
+def _held_bits() -> int:
+    """Flip-flops in which the default vMAC holds records."""
+    config = VmacConfig()
+    return config.blocks * Shape.cast(held_layout(config)).width
 
 
 def _registers(area: Area, library: lib.Library) -> int:

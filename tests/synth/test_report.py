@@ -164,7 +164,7 @@ def measured(monkeypatch):
     lock = threading.Lock()
 
     def generate(block, **parameters):
-        ports = [{"name": "a", "width": 128}, {"name": "refine", "width": 4}]
+        ports = [{"name": "a", "width": 128}]
         return SimpleNamespace(verilog=Design(block, parameters).name, sidecar={"ports": ports})
 
     def measure(verilog, top, *, liberty, tool, hierarchical=False, recipe="area", edits=()):
@@ -181,6 +181,7 @@ def measured(monkeypatch):
         return area(top, **{top: ((FLAT if recipe == "area" else PLAIN)[verilog], 56.7)})
 
     monkeypatch.setattr(module, "generate", generate)
+    monkeypatch.setattr(module, "_held_bits", lambda: 4)
     monkeypatch.setattr(module, "measure", measure)
     monkeypatch.setattr(module, "transistors", lambda verilog, top, **options: TRANSISTORS[top])
     return calls
@@ -323,10 +324,11 @@ DFF = 5.67
 @pytest.fixture
 def few_gates(monkeypatch):
     def generate(block, **parameters):
-        ports = [{"name": "a", "width": 4}, {"name": "refine", "width": 4}]
+        ports = [{"name": "a", "width": 4}]
         return SimpleNamespace(verilog={"vmac": VMAC, "vmac_nvfp4": BASELINE}[block], sidecar={"ports": ports})
 
     monkeypatch.setattr(module, "generate", generate)
+    monkeypatch.setattr(module, "_held_bits", lambda: 4)
 
 
 def test_the_whole_report_on_a_few_gates(few_gates):
