@@ -9,7 +9,10 @@ import numpy as np
 from sim.regress import Bench
 from sim.runner import SimulationError, seed_from_environment
 
-__all__ = ["check_mutants", "check_netlist"]
+__all__ = ["BLOCKS", "check_mutants", "check_netlist"]
+
+BLOCKS = ("vmac", "vmac_nvfp4", "vmac_autofp2", "weight_encoder")
+"""Blocks that the bulk regression drives."""
 
 SELECT = "mutsel"
 QUICK_ROWS = 1024

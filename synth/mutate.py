@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hdl.build import BLOCKS, generate
-from sim.mutation import VECTORS, check_mutants
+from hdl.build import generate
+from sim.mutation import BLOCKS, VECTORS, check_mutants
 from sim.runner import SimulationError
 from synth.canonical import canonical
 from synth.yosys import TOOLS, SynthesisError, run_yosys, work_folder
@@ -154,7 +154,7 @@ def mutated(
     Parameters
     ----------
     block : str
-        A key of `hdl.build.BLOCKS`.
+        One of `sim.mutation.BLOCKS`.
     count : int
         Faults to draw.
     seed : int
@@ -396,7 +396,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0 if enough mutants were caught, 1 if not or on an error."""
     parser = argparse.ArgumentParser(prog="python -m synth.mutate", description=(__doc__ or "").partition(": ")[2])
     add = parser.add_argument
-    add("blocks", nargs="+", choices=list(BLOCKS), metavar="BLOCK", help=f"one or more of {', '.join(BLOCKS)}")
+    add("blocks", nargs="+", choices=BLOCKS, metavar="BLOCK", help=f"one or more of {', '.join(BLOCKS)}")
     add("--count", type=int, default=200, help="mutants of each block (default: 200)")
     add("--seed", type=int, default=1, help="seed of faults and stimuli (default: 1)")
     add("--vectors", type=int, default=VECTORS, help=f"rows to simulate at most for a mutant (default: {VECTORS})")
