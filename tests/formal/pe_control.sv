@@ -1,10 +1,13 @@
-// Control of the processing element, without vector MAC and memories. The proof assumes nothing of commands, operands, stalls, reset or clear.
+// Control of the processing element, without vector MAC, mergers of records and memories. The proof assumes nothing of commands, operands, stalls, reset or clear.
 module proof #(`PARAMETERS) (
   input clk, rst, clear, command_valid, weight_valid, activation_valid, result_ready,
   input [KV_BITS+N_BITS+M_BITS+REFINED:0] command,
   input [W_WIDTH-1:0] weight, some_weight,
   input [A_WIDTH-1:0] activation, some_activation,
-  input [63:0] psum_o, some_sum0, some_sum1
+  input [63:0] psum_o, some_sum0, some_sum1,
+  input [2:0] vmac_status,
+  input [1:0] overlap, dropped,
+  input [1:0][RECORD-1:0] record
 );
   wire command_ready, weight_ready, activation_ready, result_valid, busy, issue, active, bank, short, drain_bank, out_bank, out_last;
   wire emptied, valid_i, mode_i, refine_i, tile_mode, tile_refine;
@@ -15,6 +18,8 @@ module proof #(`PARAMETERS) (
   wire [127:0] a_i;
   wire [W_SCALES-1:0] w_scale_i;
   wire [15:0] a_scale_i;
+  wire [1:0][19:0] w_records, a_records;
+  wire [1:0][RECORD-1:0] record_i;
   wire [1:0] full, occupied;
   wire [KV_BITS+N_BITS+M_BITS-1:0] at, last;
   wire [A-1:0] address, drain_address;
@@ -63,10 +68,14 @@ module proof #(`PARAMETERS) (
     .activation__valid(activation_valid), .activation__ready(activation_ready), .activation__payload(activation),
     .result__valid(result_valid), .result__ready(result_ready), .result__payload(result), .busy(busy), .status(status),
 `ifdef REFINE
-    .vmac0_refine_en(refine_i),
+    .vmac0_refine_en(refine_i), .vmac0_refine(record_i),
+    .records0_weight(w_records[0]), .records0_activation(a_records[0]), .records0_record(record[0]),
+    .records0_overlap(overlap[0]), .records0_dropped(dropped[0]),
+    .records1_weight(w_records[1]), .records1_activation(a_records[1]), .records1_record(record[1]),
+    .records1_overlap(overlap[1]), .records1_dropped(dropped[1]),
 `endif
     .vmac0_valid_i(valid_i), .vmac0_mode_nvfp4(mode_i), .vmac0_w(w_i), .vmac0_w_scale(w_scale_i), .vmac0_a(a_i), .vmac0_a_scale(a_scale_i),
-    .vmac0_valid_o(v5), .vmac0_psum_o(psum_o), .vmac0_psum_i(psum_i), .vmac0_status(3'd0),
+    .vmac0_valid_o(v5), .vmac0_psum_o(psum_o), .vmac0_psum_i(psum_i), .vmac0_status(vmac_status),
     .p_active(active), .p_bank(bank), .p_at(at), .p_last(last), .p_address(address), .p_short(short), .p_nvfp4(tile_mode),
     .p_refine_en(tile_refine), .p_recent(recent), .p_full(full), .p_lengths(lengths), .p_occupied(occupied), .p_drain_bank(drain_bank),
     .p_drain_address(drain_address), .p_out_bank(out_bank), .p_out_last(out_last), .p_issue(issue), .p_clear(emptied), .p_valid(valid_3),
@@ -102,7 +111,7 @@ module proof #(`PARAMETERS) (
   wire [1:0] computes = {v[3] && !first[3] && in_bank[3], v[3] && !first[3] && !in_bank[3]}, drains = read_en & ~computes;
 
   // What happened so far. Tiles take banks in turn.
-  reg next_bank = 0, r_bank = 0, was_bad = 0;
+  reg next_bank = 0, r_bank = 0, was_bad = 0, was_overlap = 0, was_dropped = 0;
   reg [1:0] in_use = 0, mode, refine;
   reg [1:0][A:0] words = {2{{{A{1'b0}}, 1'b1}}};
   reg [1:0][KV_BITS-1:0] depth;
@@ -116,6 +125,8 @@ module proof #(`PARAMETERS) (
   integer b;
   always @(posedge clk) begin
     was_bad <= taken && !good || was_bad && !emptied;
+    was_overlap <= (valid_i && refine_i && overlap != 0 || was_overlap) && !emptied;
+    was_dropped <= (valid_i && refine_i && dropped != 0 || was_dropped) && !emptied;
     if (w_free) w_head <= w_head + 1;
     if (a_free) a_head <= a_head + 1;
     for (b = 0; b < 2; b = b + 1) begin
@@ -134,7 +145,7 @@ module proof #(`PARAMETERS) (
       if (next_bank == s_bank) summed <= 0;
     end
     if (rst) begin
-      next_bank <= 0; r_bank <= 0; in_use <= 0; r_count <= 0; summed <= 0; w_head <= 0; a_head <= 0; was_bad <= 0;
+      next_bank <= 0; r_bank <= 0; in_use <= 0; r_count <= 0; summed <= 0; w_head <= 0; a_head <= 0; was_bad <= 0; was_overlap <= 0; was_dropped <= 0;
     end
   end
 
@@ -173,6 +184,11 @@ module proof #(`PARAMETERS) (
     a_in: assert (a_wdata == activation);
     w_out: assert ({w_scale_i, w_i} == w_data[159+W_SCALES:0]);
     a_out: assert ({a_scale_i, a_i} == a_data[143:0]);
+`ifdef REFINE
+    w_recorded: assert (w_records == w_data[W_WIDTH-1 -: 40]);
+    a_recorded: assert (a_records == a_data[A_WIDTH-1 -: 40]);
+    merged: assert (record_i == record);
+`endif
     if (valid_i) in_its_mode: assert (mode_i == mode[in_bank[1]] && (!REFINED || refine_i == refine[in_bank[1]]));
   end
 
@@ -211,7 +227,7 @@ module proof #(`PARAMETERS) (
     if (!busy) accepts: assert (command_ready);
     if (starts) in_a_free_bank: assert (!in_use[next_bank]);
     works: assert (busy == (in_use != 0));
-    bad: assert (status[4] == was_bad);
+    reports: assert (status == {was_bad, was_dropped, was_overlap, vmac_status[2:1]});
     if (result_valid) begin
       of_a_tile: assert (in_use[r_bank]);
       last_only: assert (result[64] == (r_count == words[r_bank] - 1));
@@ -219,12 +235,21 @@ module proof #(`PARAMETERS) (
     end
   end
 
-  // Progress: while a tile is at work, operands are offered and results are taken, a vector is issued, a result leaves or a tile starts
-  // at least every BOUND + 1 cycles.
+  // Progress: from one issue, start of a tile or departure of a result to the next, no more than BOUND cycles pass in which the element is
+  // busy but does not wait for a stream: for a result to be taken, or for an operand that it lacks.
+  wire w_lacks = active && at_m == 0 && w_level == 0;
+  wire a_lacks = active && a_level <= (at_n == last_n ? 0 : at_m);
+  wire stalled = result_valid && !result_ready || w_lacks && !weight_valid || a_lacks && !activation_valid;
   reg [IDLE_BITS-1:0] idle = 0;
   always @(posedge clk)
-    idle <= busy && weight_valid && activation_valid && result_ready && !(issue || leaves || starts) && !rst ? idle + 1 : 0;
-  always @* progress: assert (idle <= BOUND);
+    if (rst || !busy || issue || leaves || starts) idle <= 0;
+    else if (!stalled) idle <= idle + 1;
+  always @* begin
+    progress: assert (idle <= BOUND);
+    // What it waits for, it is ready to take.
+    if (w_lacks) w_welcome: assert (weight_ready);
+    if (a_lacks) a_welcome: assert (activation_ready);
+  end
 
 `ifdef TILE
   // To find a known bug sooner.
@@ -308,7 +333,8 @@ module proof #(`PARAMETERS) (
       if (r_bank == s_bank && r_count == s_address) assert (data[s_bank] == value);
     end else assert (drain_address == r_count && drain_bank == r_bank);
     if (sum_in && !first[4]) assert (data[s_bank] == value);
-    if (active) assert ((idle == 0 || w_level != 0) && idle <= a_level);
+    if (active) assert (idle == 0 || at_m != 0 || w_level != 0);
+    if (active) assert (idle <= a_level || !a_lacks && idle <= 2);
     if (full != 0 && !result_valid) assert (idle <= 5);
   end
 `endif

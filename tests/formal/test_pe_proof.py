@@ -148,10 +148,11 @@ CONTROL = (Path(__file__).parent / "pe_control.sv").read_text()
 
 
 class Watched(wiring.Component):
-    """A processing element without vector MAC and memory contents, whose inner signals are outputs.
+    """A processing element without vector MAC, record mergers and memory contents, whose inner signals are outputs.
 
-    The vector MAC's ports are ``vmac0_…`` (:class:`Cut`). Of memory i, in the order accumulators 0 and 1, weights, activations, ports are
-    ``memory<i>_read_en``, ``…_read_addr``, ``…_write_en``, ``…_write_addr``, and the data that it reads is input ``memory<i>_data``.
+    The vector MAC's ports are ``vmac0_…``, the mergers' ``records<block>_…`` (:class:`Cut`). Of memory i, in the order accumulators 0 and
+    1, weights, activations, ports are ``memory<i>_read_en``, ``…_read_addr``, ``…_write_en``, ``…_write_addr`` and ``…_write_data``, and
+    the data that it reads is input ``memory<i>_data``.
     """
 
     def __init__(self, config, monkeypatch):
@@ -173,7 +174,8 @@ class Watched(wiring.Component):
         before = sys.getprofile()
         sys.setprofile(note)
         try:
-            self._cut = Cut(Pe(config), monkeypatch, {"vmac": (hdl.pe, "Vmac")})
+            cuts = {"vmac": (hdl.pe, "Vmac"), "records": (hdl.pe, "RecordMerger")}
+            self._cut = Cut(Pe(config), monkeypatch, cuts)
         finally:
             sys.setprofile(before)
         probes = {f"p_{name}": inner[name] for name in SCHEDULE}
@@ -233,6 +235,7 @@ def control_outcome(config, monkeypatch, *, cycles=None, tile=None, name="pe"):
         "W_WIDTH": weight_entry(config.vmac).size,
         "A_WIDTH": activation_entry(config.vmac).size,
         "W_SCALES": 8 * config.vmac.w_scale_bytes,
+        "RECORD": config.vmac.record_bits * config.vmac.records // config.vmac.blocks if refined else 1,
         "BOUND": bound,
         "IDLE_BITS": (bound + 1).bit_length(),
     }
@@ -242,7 +245,7 @@ def control_outcome(config, monkeypatch, *, cycles=None, tile=None, name="pe"):
         m, n, kv = tile
         defines.append(f"`define TILE c_m == {m} && c_n == {n} && c_kv == {kv}")
     text = "\n".join([*defines, CONTROL])
-    return prove(name, {"dut.v": dut, "proof.sv": text}, cycles=cycles or 1, induction=cycles is None)
+    return prove(name, {"dut.v": dut, "proof.sv": text}, cycles=cycles or 1, induction=cycles is None, timeout=400)
 
 
 SMALL = {"weight_entries": 2, "activation_entries": 2}
@@ -313,20 +316,43 @@ BUGS = {
     ),
     "last on every result": Bug(11, ("last_only",), Pe, "out_last.eq(drain_ends)", "out_last.eq(1)", (2, 1, 1)),
     "a refused command that runs": Bug(4, ("works",), Pe, "self.command.ready & ~refused", "self.command.ready"),
-    "a tile with too many sums that is taken": Bug(
-        4, ("works",), Pe, "_exceeds(product, config.max_words)", "Const(0, 1)"
-    ),
     "a full buffer that is waited on for one more entry": Bug(14, ("progress",), Pe, *GREEDY, (2, 2, 1)),
     "a bank that is never given back": Bug(12, ("works",), Pe, "m.d.sync += occupied[i].eq(0)", "pass", (1, 1, 1)),
 }
+
+
+def broken_outcome(monkeypatch, **options):
+    # A short counter: fewer commands to choose from.
+    monkeypatch.setattr(model.pe, "MAX_K", 3 * 32)
+    return control_outcome(BROKEN, monkeypatch, name="pe_broken", **options)
 
 
 @pytest.mark.parametrize("name", BUGS)
 def test_broken_control_is_caught(name, monkeypatch):
     bug = BUGS[name]
     changed(bug.component, bug.old, bug.new, monkeypatch)
-    # A short counter: fewer commands to choose from.
-    monkeypatch.setattr(model.pe, "MAX_K", 3 * 32)
-    outcome = control_outcome(BROKEN, monkeypatch, cycles=bug.cycles, tile=bug.tile, name="pe_broken")
+    outcome = broken_outcome(monkeypatch, cycles=bug.cycles, tile=bug.tile)
     assert not outcome.holds
     assert any(statement in failed for statement in bug.statements for failed in outcome.failed), outcome.failed
+
+
+def test_sizes_above_their_limits_that_are_taken_are_caught(monkeypatch):
+    monkeypatch.setattr(hdl.pe, "_exceeds", lambda value, limit: Const(0, 1))
+    outcome = broken_outcome(monkeypatch, cycles=4)
+    assert not outcome.holds
+    assert {"works", "reports"} & set(outcome.failed)
+
+
+RECORD_BUGS = {
+    "records of the wrong block": (3, "w_recorded", "weights.data.records[block]", "weights.data.records[0]"),
+    "a dropped record that is not reported": (5, "reports", "sticky.dropped | Cat(*dropped).any()", "sticky.dropped"),
+}
+
+
+@pytest.mark.parametrize("name", RECORD_BUGS)
+def test_records_that_go_wrong_are_caught(name, monkeypatch):
+    cycles, statement, old, new = RECORD_BUGS[name]
+    changed(Pe, old, new, monkeypatch)
+    outcome = control_outcome(CONTROLS["slots, 2 x 2 x 4"], monkeypatch, cycles=cycles, name="pe_broken")
+    assert not outcome.holds
+    assert statement in outcome.failed
