@@ -378,7 +378,7 @@ BUGS = {
     "not busy while it drains": ("self.busy.eq(active | occupied.any())", "self.busy.eq(active)"),
     "clear at any time": ("clear.eq(self.clear & ~self.busy)", "clear.eq(self.clear)"),
     "a tile of three waits": ("short.eq(product < READ_AFTER_WRITE)", "short.eq(product <= READ_AFTER_WRITE)"),
-    "no K-vectors": ("                | ~command.kv.any()\n", ""),
+    "no K-vectors": ("| ~command.kv.any()", "| Const(0, 1)"),
     "a product one too large": ("_exceeds(product, config.max_words)", "_exceeds(product, config.max_words + 1)"),
 }
 COLLECTOR_BUGS = {
