@@ -16,12 +16,14 @@ from amaranth.lib import wiring
 from hdl.array import Array
 from hdl.lib.verilog import VerilogError, to_verilog
 from hdl.pe import Pe
+from hdl.tile_engine import TileEngine
 from hdl.vmac import Vmac
 from hdl.vmac_autofp2 import VmacAutoFp2
 from hdl.vmac_nvfp4 import VmacNvfp4
 from hdl.weight_encoder import WeightEncoder
 from model.array import ArrayConfig
 from model.pe import PeConfig
+from model.tile_engine import EngineConfig
 from model.vmac import VmacConfig
 from model.vmac_autofp2 import AutoFp2Config
 from model.vmac_nvfp4 import Nvfp4Config
@@ -77,6 +79,7 @@ BLOCKS = {
         Block("weight_encoder", WeightEncoder, WeightEncoderConfig, "NVFP4 codes to packed pairs of AutoFP2 digits"),
         Block("pe", Pe, PeConfig, "processing element: operand buffers, schedule, vector MAC, accumulators"),
         Block("array", Array, ArrayConfig, "array of processing elements with multicast buses and drain chains"),
+        Block("tile_engine", TileEngine, EngineConfig, "array with the banks and weight encoders that feed it"),
     )
 }
 """Every block by name."""

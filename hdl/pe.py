@@ -13,7 +13,7 @@ from hdl.lib.verilog import lint_unused
 from hdl.vmac import StatusBits, Vmac
 from model.pe import READ_AFTER_WRITE, PeConfig
 
-__all__ = ["Pe", "PeStatus", "ResultWord", "command_layout"]
+__all__ = ["Pe", "PeStatus", "ResultWord", "check_command", "command_layout"]
 
 
 class PeStatus(data.Struct):
@@ -165,20 +165,11 @@ class Pe(wiring.Component):
                     m.d.sync += [at.n.eq(0), at.kv.eq(at.kv + 1), address.eq(0)]
 
         # Commands.
-        product = Signal(range(config.max_m * config.max_n * 4))
-        refused, starts = Signal(), Signal()
+        starts, refused = Signal(), Signal()
         occupied = Signal(2)
-        illegal = command.refine_en & ~command.mode_nvfp4 if refined else Const(0, 1)
+        product, refusal = check_command(config, command)
         m.d.comb += [
-            product.eq(command.m * command.n),
-            refused.eq(
-                ~product.any()
-                | _exceeds(product, config.max_words)
-                | _exceeds(command.m, config.max_m)
-                | ~command.kv.any()
-                | _exceeds(command.kv, config.max_kv)
-                | illegal
-            ),
+            refused.eq(refusal),
             self.command.ready.eq((~active | tile_ends) & ~Mux(bank, occupied[0], occupied[1])),
             starts.eq(self.command.valid & self.command.ready & ~refused),
         ]
@@ -314,6 +305,20 @@ class Pe(wiring.Component):
             self.status.bad_command.eq(sticky.bad_command),
         ]
         return m
+
+
+def check_command(config: PeConfig, command: data.View) -> tuple[Value, Value]:
+    """Return M·N of a command, and 1 bit: elements refuse it."""
+    product = command.m * command.n
+    illegal = command.refine_en & ~command.mode_nvfp4 if config.refinement != "none" else Const(0, 1)
+    return product, (
+        ~product.any()
+        | _exceeds(product, config.max_words)
+        | _exceeds(command.m, config.max_m)
+        | ~command.kv.any()
+        | _exceeds(command.kv, config.max_kv)
+        | illegal
+    )
 
 
 def _delayed(m: Module, name: str, value: Value, cycles: int) -> list[Value]:

@@ -30,6 +30,8 @@ CONFIGURATIONS = [
     ("pe", {"refinement": "none", "weight_entries": 2}),
     ("pe", {"slots_per_block": 4, "scaling": "group", "window_shift": 26, "lanes": 64, "accumulators": 4}),
     ("array", {}),
+    ("tile_engine", {"rows": 2, "columns": 2, "activation_depth": 32, "weight_depth": 64}),
+    ("tile_engine", {"rows": 1, "columns": 1, "refinement": "none", "activation_depth": 64, "weight_depth": 16}),
     ("array", {"rows": 1, "columns": 3}),
     ("array", {"rows": 3, "columns": 1, "refinement": "none"}),
 ]
@@ -42,6 +44,8 @@ CONTRACT = {
     "vmac_autofp2": "clk 1 rst 1 valid_i 1 valid_o 1 a 128 w 160 a_scale 16 w_scale 16 psum_i 64 psum_o 64 status 2",
     "pe": "clk 1 rst 1 command__payload 30 command__valid 1 command__ready 1 weight__payload 216 weight__valid 1 weight__ready 1 "
     "activation__payload 184 activation__valid 1 activation__ready 1 result__payload 65 result__valid 1 result__ready 1 clear 1 busy 1 status 5",
+    "tile_engine": "clk 1 rst 1 load__payload 199 load__valid 1 load__ready 1 tile__payload 51 tile__valid 1 tile__ready 1 clear 1 busy 1 status 6 "
+    + " ".join(f"result__{i}__payload 65 result__{i}__valid 1 result__{i}__ready 1" for i in range(4)),
     "array": "clk 1 rst 1 command__payload 30 command__valid 1 command__ready 1 clear 1 busy 1 status 5 "
     + " ".join(
         f"{name}__{i}__payload {width} {name}__{i}__valid 1 {name}__{i}__ready 1"
@@ -188,8 +192,8 @@ def test_list_names_every_block_and_parameter(capsys):
             "parameter of vmac_nvfp4 must be one of lanes, not 'steps'",
         ),
         (["weight_encoder", "--set", "registered=1"], "registered must be true or false, not '1'"),
-        (["vnac"], "block must be one of vmac, vmac_nvfp4, vmac_autofp2, weight_encoder, pe, array or all, not 'vnac'"),
-        ([], "block must be given: vmac, vmac_nvfp4, vmac_autofp2, weight_encoder, pe, array or all"),
+        (["vnac"], f"block must be one of {', '.join(BLOCKS)} or all, not 'vnac'"),
+        ([], f"block must be given: {', '.join(BLOCKS)} or all"),
     ],
 )
 def test_wrong_command_line_gives_one_clear_line(arguments, message, tmp_path, capsys):
