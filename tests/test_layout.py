@@ -9,9 +9,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 SHARED = [
-    *("model/formats.py", "model/block_scaled.py", "model/memory.py"),
+    *("model/formats.py", "model/block_scaled.py", "model/memory.py", "model/registers.py", "hdl/registers.py"),
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "hdl/lib").glob("*.py"))),
-    *("sim/runner.py", "sim/harness.py", "synth/yosys.py", "synth/liberty.py", "synth/area.py", "synth/canonical.py"),
+    *("sim/runner.py", "sim/harness.py", "sim/bench_common.py", "sim/bench_registers.py"),
+    *("synth/yosys.py", "synth/liberty.py", "synth/area.py", "synth/canonical.py"),
 ]
 
 
