@@ -29,7 +29,7 @@ VERILATOR = [
     "weight_encoder-pair-registered",
     "pe-slots",
     "pe-slots-1-small",
-    "pe-slots-4-group-lanes-64",
+    "pe-none",
 ]
 ICARUS = ["vmac-slots", "vmac-none-group", "vmac_nvfp4", "vmac_autofp2-pair", "weight_encoder-pair", "pe-inplace"]
 ICARUS_TILES = 40
