@@ -14,6 +14,7 @@ from typing import Any
 from amaranth.lib import wiring
 
 from hdl.array import Array
+from hdl.dma import ReadDma, WriteDma
 from hdl.lib.verilog import VerilogError, to_verilog
 from hdl.pe import Pe
 from hdl.tile_engine import TileEngine
@@ -22,6 +23,7 @@ from hdl.vmac_autofp2 import VmacAutoFp2
 from hdl.vmac_nvfp4 import VmacNvfp4
 from hdl.weight_encoder import WeightEncoder
 from model.array import ArrayConfig
+from model.dma import DmaConfig
 from model.pe import PeConfig
 from model.tile_engine import EngineConfig
 from model.vmac import VmacConfig
@@ -80,6 +82,8 @@ BLOCKS = {
         Block("pe", Pe, PeConfig, "processing element: operand buffers, schedule, vector MAC, accumulators"),
         Block("array", Array, ArrayConfig, "array of processing elements with multicast buses and drain chains"),
         Block("tile_engine", TileEngine, EngineConfig, "array with the banks and weight encoders that feed it"),
+        Block("read_dma", ReadDma, DmaConfig, "AXI4 manager: bytes at any address to a stream of words"),
+        Block("write_dma", WriteDma, DmaConfig, "AXI4 manager: a stream of words to bytes at any address"),
     )
 }
 """Every block by name."""

@@ -34,6 +34,12 @@ CONFIGURATIONS = [
     ("tile_engine", {"rows": 1, "columns": 1, "refinement": "none", "activation_depth": 64, "weight_depth": 16}),
     ("array", {"rows": 1, "columns": 3}),
     ("array", {"rows": 3, "columns": 1, "refinement": "none"}),
+    ("read_dma", {}),
+    ("read_dma", {"data_width": 1024, "address_width": 64, "max_burst": 256, "outstanding": 64}),
+    ("read_dma", {"data_width": 32, "address_width": 13, "id_width": 8, "max_burst": 1, "outstanding": 1}),
+    ("write_dma", {}),
+    ("write_dma", {"data_width": 1024, "address_width": 64, "max_burst": 256, "outstanding": 64}),
+    ("write_dma", {"data_width": 32, "address_width": 13, "id_width": 8, "max_burst": 1, "outstanding": 1}),
 ]
 IDS = ["-".join([name, *(f"{k}_{v}" for k, v in parameters.items())]) for name, parameters in CONFIGURATIONS]
 
@@ -46,6 +52,13 @@ CONTRACT = {
     "activation__payload 184 activation__valid 1 activation__ready 1 result__payload 65 result__valid 1 result__ready 1 clear 1 busy 1 status 5",
     "tile_engine": "clk 1 rst 1 load__payload 199 load__valid 1 load__ready 1 tile__payload 51 tile__valid 1 tile__ready 1 clear 1 busy 1 status 6 "
     + " ".join(f"result__{i}__payload 65 result__{i}__valid 1 result__{i}__ready 1" for i in range(4)),
+    "read_dma": "clk 1 rst 1 request__payload 61 request__valid 1 request__ready 1 word__payload 129 word__valid 1 word__ready 1 done__payload 2 done__valid 1 done__ready 1 "
+    "m_axi_arid 1 m_axi_araddr 40 m_axi_arlen 8 m_axi_arsize 3 m_axi_arburst 2 m_axi_arlock 1 m_axi_arcache 4 m_axi_arprot 3 "
+    "m_axi_arqos 4 m_axi_arvalid 1 m_axi_arready 1 m_axi_rid 1 m_axi_rdata 128 m_axi_rresp 2 m_axi_rlast 1 m_axi_rvalid 1 m_axi_rready 1",
+    "write_dma": "clk 1 rst 1 request__payload 61 request__valid 1 request__ready 1 word__payload 128 word__valid 1 word__ready 1 done__payload 2 done__valid 1 done__ready 1 "
+    "m_axi_awid 1 m_axi_awaddr 40 m_axi_awlen 8 m_axi_awsize 3 m_axi_awburst 2 m_axi_awlock 1 m_axi_awcache 4 m_axi_awprot 3 "
+    "m_axi_awqos 4 m_axi_awvalid 1 m_axi_awready 1 m_axi_wdata 128 m_axi_wstrb 16 m_axi_wlast 1 m_axi_wvalid 1 m_axi_wready 1 "
+    "m_axi_bid 1 m_axi_bresp 2 m_axi_bvalid 1 m_axi_bready 1",
     "array": "clk 1 rst 1 command__payload 30 command__valid 1 command__ready 1 clear 1 busy 1 status 5 "
     + " ".join(
         f"{name}__{i}__payload {width} {name}__{i}__valid 1 {name}__{i}__ready 1"

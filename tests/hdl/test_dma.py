@@ -1,5 +1,6 @@
 """DMA engines in Amaranth's simulator, with a memory that stalls, delays and fails as it likes, against the model byte by byte."""
 
+import itertools
 import random
 from collections import deque
 
@@ -285,14 +286,14 @@ def test_writes_put_every_byte_in_its_place_and_no_other(name, stalls, seed):
 def mixed_requests(config, rng, write):
     """Good requests, requests that fail somewhere, and refused ones; with what fails."""
     space = 1 << config.address_width
-    requests, fails = [], {}
+    requests, fails, codes = [], {}, itertools.cycle([SLVERR, DECERR, 1])
     for address, size in draw_requests(config, rng, 14, 50 * config.beat_bytes):
         requests.append((address, size))
         found = bursts(config, address, size)
         places = [b.address if write else b.address + rng.randrange(b.beats) * config.beat_bytes for b in found]
         # Neighbours share a beat, so only inner beats may fail.
-        if len(found) > 2 and rng.random() < 0.6:
-            fails[places[rng.randrange(1, len(found) - 1)]] = rng.choice([SLVERR, DECERR, 1])
+        if len(found) > 2 and rng.random() < 0.8:
+            fails[places[rng.randrange(1, len(found) - 1)]] = next(codes)
         if rng.random() < 0.3:
             requests.append(
                 rng.choice([(address, 0), (address, MAX_BYTES + 1), (space - 1, 2), (space - 1, MAX_BYTES)])
