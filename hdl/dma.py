@@ -374,10 +374,10 @@ class ReadDma(_Engine):
             splitter.stop.eq(stop),
             splitter.hold.eq(stop | cut),
         ]
-        with m.If(stop):
-            m.d.sync += cut.eq(1)
-        with m.Elif(go & final):
+        with m.If(go & final):
             m.d.sync += cut.eq(0)
+        with m.Elif(stop):
+            m.d.sync += cut.eq(1)
         return m
 
 
@@ -561,8 +561,8 @@ class WriteDma(_Engine):
             splitter.stop.eq(stop),
             splitter.hold.eq(stop | cut),
         ]
-        with m.If(stop):
-            m.d.sync += cut.eq(1)
-        with m.Elif(go & final):
+        with m.If(go & final):
             m.d.sync += cut.eq(0)
+        with m.Elif(stop):
+            m.d.sync += cut.eq(1)
         return m
