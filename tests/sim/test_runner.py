@@ -110,6 +110,30 @@ def test_a_crash_while_filling_is_cleaned_up(own_cache):
     assert (cached_folder("shelf", "entry", _fill_slowly) / "two").exists()
 
 
+@pytest.mark.parametrize("damage", ["missing", "shorter", "no note"])
+def test_a_damaged_entry_is_filled_anew(damage, own_cache):
+    folder = cached_folder("shelf", "entry", _fill_slowly)
+    damaged = folder / ("sizes.json" if damage == "no note" else "one")
+    if damage == "shorter":
+        damaged.write_text("")
+    else:
+        damaged.unlink()
+    assert (cached_folder("shelf", "entry", _fill_slowly) / "one").read_text() == "1"
+
+    def fill(folder: Path) -> None:
+        raise AssertionError("an intact entry must not be filled")
+
+    assert cached_folder("shelf", "entry", fill) == own_cache / "shelf" / "entry"
+
+
+def test_white_space_in_the_build_folder_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("AUTOEMATIC_SIM_BUILD", str(tmp_path / "a b"))
+    with pytest.raises(
+        SimulationError, match=r"^Verilator builds need a path without white space, because of GNU make, not '.*a b'$"
+    ):
+        build_bulk({"harness.v": "module harness(input clk); endmodule\n"})
+
+
 def test_time_limit_kills_children_too(tmp_path):
     script = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(60)'])"
     started = time.monotonic()
