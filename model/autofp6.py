@@ -35,6 +35,12 @@ _SUBGROUP = np.uint32
 Step = Literal["fixed", "exponent"]
 
 
+def _check_offsets(bits: int, step: str) -> None:
+    if not 2 <= bits <= 6:
+        raise ValueError(f"bits must be from 2 to 6, not {bits}")
+    check_choice("step", step, ("fixed", "exponent"))
+
+
 def offset_step(codes: NDArray[np.uint8], bits: int = OFFSET_BITS, step: Step = "fixed") -> NDArray[np.float32]:
     """Return the value of one offset unit for each E2M1 code, in units of the group's scale.
 
@@ -45,9 +51,7 @@ def offset_step(codes: NDArray[np.uint8], bits: int = OFFSET_BITS, step: Step = 
     ValueError
         ``bits`` is not from 2 to 6, or ``step`` is unknown.
     """
-    if not 2 <= bits <= 6:
-        raise ValueError(f"bits must be from 2 to 6, not {bits}")
-    check_choice("step", step, ("fixed", "exponent"))
+    _check_offsets(bits, step)
     unit = np.float32(2.0 ** -(bits + 1))
     if step == "fixed":
         return np.full(np.shape(codes), unit, np.float32)
@@ -113,6 +117,12 @@ class Refined:
         0 outside the mask.
     bits : int
     step : {"fixed", "exponent"}
+
+    Raises
+    ------
+    ValueError
+        ``base`` is not NVFP4, a shape does not fit it, an offset does not fit ``bits`` or lies outside the mask, or a parameter is outside
+        its range.
     """
 
     base: BlockScaled
@@ -122,6 +132,7 @@ class Refined:
     step: Step = "fixed"
 
     def __post_init__(self) -> None:
+        _check_offsets(self.bits, self.step)
         if self.base.element != E2M1:
             raise ValueError(f"base must be NVFP4, not blocks of {self.base.element.name}")
         if self.offsets.shape != self.base.codes.shape:
@@ -158,6 +169,11 @@ def refine(
         Broadcast over leading axes.
     bits, step
         As in :func:`offsets`.
+
+    Raises
+    ------
+    ValueError
+        A value is NaN or infinite (names the first index), a shape does not fit ``base``, or a parameter is outside its range.
     """
     if x.shape != (*base.codes.shape[:-1], base.length):
         raise ValueError(f"x must have shape {(*base.codes.shape[:-1], base.length)}, not {x.shape}")
@@ -171,6 +187,9 @@ def refine(
     groups, codes = values.reshape(-1, GROUP), base.codes.reshape(-1, GROUP)
     chosen = np.empty(groups.shape, dtype=np.int8)
     for part in chunks(*groups.shape):
+        if not np.isfinite(groups[part]).all():
+            index = tuple(int(i) for i in np.argwhere(~np.isfinite(values))[0])
+            raise ValueError(f"x must be finite, not {values[index]} at index {index}")
         with np.errstate(over="ignore"):
             ratio = np.divide(groups[part].reshape(-1), np.repeat(steps[part], GROUP), dtype=np.float32)
         chosen[part] = offsets(ratio, codes[part].reshape(-1), bits, step).reshape(-1, GROUP)
@@ -217,6 +236,11 @@ def _best(score: NDArray[np.float64], limit: NDArray[np.int64]) -> NDArray[np.bo
     return (rank < limit[..., None]) & np.isfinite(score)
 
 
+def _check_slots(slots: int) -> None:
+    if not 1 <= slots <= SUBGROUPS:
+        raise ValueError(f"slots must be from 1 to {SUBGROUPS}, not {slots}")
+
+
 def select_weights(gains: NDArray[np.float64], density: float, slots: int = 2) -> NDArray[np.bool_]:
     """Choose the subgroups of a weight matrix to refine, one mask for all its rows.
 
@@ -240,8 +264,7 @@ def select_weights(gains: NDArray[np.float64], density: float, slots: int = 2) -
     ValueError
         ``density`` or ``slots`` is outside its range.
     """
-    if not 1 <= slots <= SUBGROUPS:
-        raise ValueError(f"slots must be from 1 to {SUBGROUPS}, not {slots}")
+    _check_slots(slots)
     if not 0 <= density <= slots / SUBGROUPS:
         raise ValueError(f"density must be from 0 to {slots / SUBGROUPS} with {slots} slots, not {density}")
     total = gains.sum(axis=0).reshape(-1, SUBGROUPS)
@@ -266,13 +289,19 @@ def select_activations(
     threshold : float
         Only subgroups with a larger error are refined; for τ relative to the tensor's mean square ms it is ``4·τ·ms``.
     slots : int
-        Refined subgroups per group, weight's and activation's together.
+        Refined subgroups per group, weight's and activation's together; 1 to 4.
 
     Returns
     -------
     ndarray of bool, shape (…, Kp / 4)
         Disjoint from ``weight_mask``; of too many, those with the largest error stay, lowest index first on ties.
+
+    Raises
+    ------
+    ValueError
+        ``slots`` is outside its range.
     """
+    _check_slots(slots)
     free = ~weight_mask.reshape(-1, SUBGROUPS)
     score = errors.reshape(*errors.shape[:-1], -1, SUBGROUPS)
     score = np.where(free & (score > threshold), score, -np.inf)

@@ -21,8 +21,10 @@ def pack_nibbles(codes: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """
     if codes.shape[-1] % 2:
         raise ValueError(f"codes must have an even number of elements along K, not {codes.shape[-1]}")
-    if codes.size and int(codes.max()) > 15:
-        raise ValueError(f"codes must fit 4 bits, not {int(codes.max()):#x}")
+    if codes.size:
+        low, high = int(codes.min()), int(codes.max())
+        if low < 0 or high > 15:
+            raise ValueError(f"codes must fit 4 bits, not {low if low < 0 else high:#x}")
     return (codes[..., 0::2] | codes[..., 1::2] << 4).astype(np.uint8)
 
 
@@ -51,6 +53,12 @@ def unpack_masks(packed: NDArray[np.uint8]) -> NDArray[np.bool_]:
     return np.unpackbits(packed, axis=-1, bitorder="little").astype(bool)
 
 
+def _check_mask(mask: NDArray[np.bool_]) -> None:
+    # Integers would select subgroups by their index.
+    if mask.dtype != np.bool_:
+        raise TypeError(f"mask must be bool, not {mask.dtype}")
+
+
 def pack_offsets(offsets: NDArray[np.int8], mask: NDArray[np.bool_]) -> NDArray[np.uint8]:
     """Pack the 2-bit offsets of one row's refined subgroups, a byte each in group order, element 0 in bits 1:0.
 
@@ -66,9 +74,12 @@ def pack_offsets(offsets: NDArray[np.int8], mask: NDArray[np.bool_]) -> NDArray[
 
     Raises
     ------
+    TypeError
+        ``mask`` is not bool.
     ValueError
         Shapes do not match, or an offset does not fit 2 bits.
     """
+    _check_mask(mask)
     if offsets.shape != (4 * len(mask),):
         raise ValueError(f"offsets must have shape {(4 * len(mask),)}, not {offsets.shape}")
     if offsets.size and not -2 <= int(offsets.min()) <= int(offsets.max()) <= 1:
@@ -82,9 +93,12 @@ def unpack_offsets(packed: NDArray[np.uint8], mask: NDArray[np.bool_]) -> NDArra
 
     Raises
     ------
+    TypeError
+        ``mask`` is not bool.
     ValueError
         ``packed`` does not hold a byte for each refined subgroup.
     """
+    _check_mask(mask)
     if packed.shape != (int(mask.sum()),):
         raise ValueError(
             f"packed must have shape {(int(mask.sum()),)}, a byte per refined subgroup, not {packed.shape}"

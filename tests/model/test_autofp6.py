@@ -88,6 +88,16 @@ def test_weight_selection_keeps_the_budget_and_the_slot_limit(seed):
     assert best.argmax() == gains.sum(axis=0).argmax()
 
 
+def test_weight_selection_prefers_the_lowest_index_on_ties(seed):
+    assert np.flatnonzero(select_weights(np.ones((3, 256)), 0.25)).tolist() == [i for i in range(128) if i % 4 < 2]
+    gains = np.random.default_rng(seed).integers(0, 3, 256)
+    by_gain = sorted(range(256), key=lambda i: (-gains[i], i))
+    allowed = [i for i in by_gain if sum(j // 4 == i // 4 for j in by_gain[: by_gain.index(i)]) < 2]
+    for density in (0.1, 0.2, 0.4):
+        mask = select_weights(gains[None].astype(float), density)
+        assert np.flatnonzero(mask).tolist() == sorted(allowed[: round(density * 256)])
+
+
 def test_activation_selection_is_disjoint_limited_and_by_error(seed):
     rng = np.random.default_rng(seed)
     errors = rng.random((50, 128))
@@ -107,6 +117,36 @@ def test_activation_selection_is_disjoint_limited_and_by_error(seed):
 def test_activation_selection_prefers_the_lowest_index_on_ties():
     mask = select_activations(np.ones((1, 4)), np.zeros(4, bool), 0.5)
     assert mask.tolist() == [[True, True, False, False]]
+
+
+def test_activation_whose_error_is_the_threshold_is_not_refined():
+    errors = np.array([[0.5, np.nextafter(0.5, 1), np.nextafter(0.5, 0), 0.25, 0, 0, 0, 0]])
+    assert np.flatnonzero(select_activations(errors, np.zeros(8, bool), 0.5)).tolist() == [1]
+    assert np.flatnonzero(select_activations(errors, np.zeros(8, bool), 0.0)).tolist() == [0, 1]
+
+
+def test_groups_of_scale_zero_have_no_offsets():
+    x = np.ones((1, 48), np.float32)
+    x[0, 16:32] = 1e-9
+    x[0, 32:] = 0
+    base = quantize(x)
+    assert base.scales[0, 1:].tolist() == [0, 0, 0]
+    refined = refine(x, base)
+    assert not refined.offsets[:, 16:].any()
+    assert not dequantize(refined)[:, 16:].any()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("k", [64, 50])
+def test_first_value_that_is_not_finite_is_named(value, k):
+    x = np.ones((3, k), np.float32)
+    x[:, 48:] = 0
+    base = quantize(x)
+    x[1, 49] = x[2, 5] = value
+    with pytest.raises(ValueError, match=rf"^x must be finite, not {value} at index \(1, 49\)$"):
+        refine(x, base)
+    with pytest.raises(ValueError, match=rf"^x must be finite, not {value} at index \(49,\)$"):
+        refine(x[1], quantize(np.ones(k, np.float32)), np.zeros(16, bool))
 
 
 def slot_words(words, slots):
@@ -173,6 +213,15 @@ def test_bad_input_is_named():
         refine(x[:, 1:], base)
     with pytest.raises(ValueError, match=r"^density must be from 0 to 0\.5 with 2 slots, not 0\.6$"):
         select_weights(np.ones((1, 8)), 0.6)
+    for slots in (-3, 0, 5, 9):
+        with pytest.raises(ValueError, match=rf"^slots must be from 1 to 4, not {slots}$"):
+            select_weights(np.ones((1, 8)), 0, slots)
+        with pytest.raises(ValueError, match=rf"^slots must be from 1 to 4, not {slots}$"):
+            select_activations(np.ones((1, 8)), np.zeros(8, bool), 0.5, slots)
+    with pytest.raises(ValueError, match=r"^step must be one of fixed, exponent, not 'foo'$"):
+        Refined(base, np.zeros(8, bool), np.zeros((2, 32), np.int8), step="foo")
+    with pytest.raises(ValueError, match=r"^bits must be from 2 to 6, not 0$"):
+        Refined(base, np.zeros(8, bool), np.zeros((2, 32), np.int8), bits=0)
     with pytest.raises(ValueError, match=r"^offsets must be 0 outside the mask$"):
         Refined(base, np.zeros(8, bool), np.ones((2, 32), np.int8))
     with pytest.raises(ValueError, match=r"^config must have refinement, not 'none'$"):

@@ -150,6 +150,17 @@ def test_tensor_of_subnormals_stays_finite():
     assert np.isfinite(dequantize(tensor)).all()
 
 
+@pytest.mark.parametrize("amax", [1e-35, 1e-37, 1e-40])
+def test_tensor_scale_may_be_subnormal(amax, seed):
+    x = np.random.default_rng(seed).uniform(-amax, amax, (4, 64)).astype(F32)
+    tensor = quantize(x)
+    codes, scales, t = by_the_book(x, E2M1, "E2M1")
+    assert 0 < t < np.finfo(F32).smallest_normal
+    assert tensor.tensor_scale == t
+    assert (tensor.scales == scales).all()
+    assert (tensor.codes == codes).all()
+
+
 @pytest.mark.parametrize("byte", [0x7F, 0x80, 0xFF])
 def test_case_nan_scale_byte_is_rejected(byte):
     good = quantize(np.ones(32, F32))

@@ -46,6 +46,19 @@ def test_case_wrong_lengths_are_named():
         unpack_offsets(np.zeros(2, np.uint8), np.ones(1, bool))
 
 
+def test_negative_codes_are_refused():
+    with pytest.raises(ValueError, match=r"^codes must fit 4 bits, not -0x1$"):
+        pack_nibbles(np.array([-1, 3]))
+
+
+def test_mask_of_integers_is_refused():
+    mask = np.array([0, 1, 1, 0], np.uint8)
+    with pytest.raises(TypeError, match=r"^mask must be bool, not uint8$"):
+        pack_offsets(np.zeros(16, np.int8), mask)
+    with pytest.raises(TypeError, match=r"^mask must be bool, not uint8$"):
+        unpack_offsets(np.zeros(2, np.uint8), mask)
+
+
 @settings(max_examples=100, deadline=None)
 @given(
     st.lists(st.tuples(st.booleans(), st.lists(st.integers(-2, 1), min_size=4, max_size=4)), min_size=1, max_size=24)
