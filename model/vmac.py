@@ -37,6 +37,7 @@ ILLEGAL, SATURATED, NAN_SCALE = 1, 2, 4
 _MAX_M = 2 ** (E4M3.mantissa_bits + 1) - 1
 _MAX_E = 2**E4M3.exponent_bits - 1
 _CHUNK = 1 << 14
+_DEFAULT_SLOTS = 2
 
 # Twice the E2M1 value, and the binade (0, 1, 2) that sets the exponent-scaled step, of every code.
 _DOUBLED = (2 * E2M1.decode(np.arange(16))).astype(np.int64)
@@ -76,7 +77,7 @@ class VmacConfig:
 
     lanes: int = 32
     refinement: Literal["slots", "inplace", "none"] = "slots"
-    slots_per_block: int = 2
+    slots_per_block: int = _DEFAULT_SLOTS
     step: Literal["fixed", "exponent"] = "fixed"
     scaling: Literal["pair", "group"] = "pair"
     window_shift: int = 24
@@ -91,6 +92,13 @@ class VmacConfig:
         check_choice("scaling", self.scaling, ("pair", "group"))
         if not 1 <= self.slots_per_block <= SUBGROUPS:
             raise ValueError(f"slots_per_block must be from 1 to {SUBGROUPS}, not {self.slots_per_block}")
+        # What has no effect is not accepted.
+        if self.refinement != "slots" and self.slots_per_block != _DEFAULT_SLOTS:
+            raise ValueError(
+                f"slots_per_block must be {_DEFAULT_SLOTS} unless refinement is slots, not {self.slots_per_block}"
+            )
+        if self.refinement == "none" and self.step != "fixed":
+            raise ValueError(f"step must be fixed if refinement is none, not {self.step!r}")
         check_window(self.window_shift, self.total_bits)
 
     @property

@@ -84,7 +84,7 @@ def test_a_wrong_parameter_is_named(parameters, message):
 def test_element_parameters_are_handed_on():
     given = {
         "lanes": 64,
-        "refinement": "inplace",
+        "refinement": "slots",
         "slots_per_block": 3,
         "step": "exponent",
         "scaling": "group",

@@ -327,6 +327,22 @@ def test_bad_parameter_is_named(name, value, message):
         VmacConfig(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        (
+            {"refinement": "inplace", "slots_per_block": 3},
+            "slots_per_block must be 2 unless refinement is slots, not 3",
+        ),
+        ({"refinement": "none", "slots_per_block": 1}, "slots_per_block must be 2 unless refinement is slots, not 1"),
+        ({"refinement": "none", "step": "exponent"}, "step must be fixed if refinement is none, not 'exponent'"),
+    ],
+)
+def test_parameter_without_effect_is_refused(parameters, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        VmacConfig(**parameters)
+
+
 def test_parameter_of_wrong_kind_is_named():
     with pytest.raises(TypeError, match=r"^lanes must be an integer, not 32\.0$"):
         VmacConfig(lanes=32.0)
