@@ -21,6 +21,7 @@ from model.llm import PROJECTIONS, Llama, layer_tensors, load
 from model.vmac import VmacConfig
 from sim.harness import unpack_fields
 from sim.regress import CASES, Bench, Case
+from sim.runner import SIMULATORS, find_simulator
 from sim.scoreboard import Tally, check_encoder, check_vectors, encoder_columns
 from sim.stimuli import AUTOFP2, AUTOFP6, MODES, NVFP4, EncoderShape, Stimulus, VectorShape
 
@@ -289,15 +290,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=next(iter(CASES)),
         help="vMAC configuration, see sim.regress --list (default: the default one)",
     )
-    add("--simulator", default="verilator", help="verilator (default) or icarus")
+    add("--simulator", default="verilator", choices=SIMULATORS, help="verilator (default) or icarus")
     options = parser.parse_args(arguments)
     try:
         if options.case not in CASES or CASES[options.case].block != "vmac":
             raise ValueError(f"--case must be a vmac case of sim.regress, not {options.case!r}")
         if options.rows < 2 or options.rows % 2 or options.tokens < 1:
             raise ValueError(f"--rows must be even and --tokens positive, not {options.rows} and {options.tokens}")
+        find_simulator(options.simulator)
         model = load()
-        model.weight(max(options.layers), options.projections[0])
+        for layer in options.layers:
+            if not 0 <= layer < model.config.layers:
+                raise ValueError(f"--layers must be from 0 to {model.config.layers - 1}, not {layer}")
     except (ValueError, RuntimeError, OSError) as error:
         print(f"sim.real_input: {error}", file=sys.stderr)
         return 2

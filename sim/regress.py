@@ -542,8 +542,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError(f"--jobs must be positive, not {options.jobs}")
         if options.campaign and options.simulator != "verilator":
             raise ValueError(f"--campaign runs on verilator, not {options.simulator}")
+        waves = options.waves or waves_from_environment()
+        if options.campaign and waves:
+            raise ValueError("--campaign records no waveforms: leave --waves and WAVES out")
+        if options.seed is not None and options.seed < 0:
+            raise ValueError(f"--seed must be a non-negative integer, not {options.seed}")
         seed = seed_from_environment() if options.seed is None else options.seed
         tool = find_simulator(options.simulator)
+        target = options.json or build_root() / "regress.json"
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--json must be a file in a folder that can be made, not {target}: {error}") from error
+        if target.is_dir():
+            raise ValueError(f"--json must be a file, not the folder {target}")
     except (ValueError, RuntimeError) as error:
         print(f"sim.regress: {error}", file=sys.stderr)
         return 2
@@ -554,13 +566,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.campaign:
             reports.append(campaign(case, options.vectors or case.campaign, seed, options.jobs))
         else:
-            waves = options.waves or waves_from_environment()
             reports.append(regress(case, options.vectors, seed, options.simulator, waves))
         for fault in reports[-1].faults:
             print(f"{case.name}: {fault}", flush=True)
     print(table(reports))
-    target = options.json or build_root() / "regress.json"
-    target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps([report.as_json() for report in reports], indent=2) + "\n", encoding="utf-8")
     print(f"written to {target}")
     return 1 if any(report.faults for report in reports) else 0

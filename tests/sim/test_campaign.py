@@ -81,6 +81,8 @@ def test_command_line(own_cache, capsys, monkeypatch):
         (["--jobs", "0"], "--jobs must be positive, not 0"),
         (["--simulator", "ghdl"], "simulator must be one of verilator, icarus, not 'ghdl'"),
         (["--campaign", "--simulator", "icarus"], "--campaign runs on verilator, not icarus"),
+        (["--campaign", "--waves"], "--campaign records no waveforms: leave --waves and WAVES out"),
+        (["--seed", "-1"], "--seed must be a non-negative integer, not -1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -90,3 +92,12 @@ def test_wrong_arguments(arguments, message, capsys):
     assert error.startswith("sim.regress: ")
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_report_that_cannot_be_written_is_refused_before_the_work(own_cache, capsys):
+    own_cache.joinpath("file").touch()
+    assert main(["vmac_nvfp4", "--json", str(own_cache / "file" / "x.json")]) == 2
+    shown = capsys.readouterr()
+    assert shown.err.startswith("sim.regress: --json must be a file in a folder that can be made, not ")
+    assert main(["vmac_nvfp4", "--json", str(own_cache)]) == 2
+    assert "SEED" not in shown.out + capsys.readouterr().out

@@ -68,3 +68,9 @@ def test_command_line(capsys):
     assert capsys.readouterr().err == "sim.real_input: --rows must be even and --tokens positive, not 3 and 32\n"
     assert main(["--case", "vmac_nvfp4"]) == 2
     assert capsys.readouterr().err == "sim.real_input: --case must be a vmac case of sim.regress, not 'vmac_nvfp4'\n"
+    for layers, wrong in ((["-1", "3"], -1), (["3", "30"], 30)):
+        assert main(["--layers", *layers]) == 2
+        assert capsys.readouterr().err == f"sim.real_input: --layers must be from 0 to 29, not {wrong}\n"
+    with pytest.raises(SystemExit, match="2"):
+        main(["--simulator", "foo"])
+    assert "invalid choice: 'foo'" in capsys.readouterr().err
