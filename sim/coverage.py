@@ -19,6 +19,7 @@ from sim.stimuli import (
     EncoderShape,
     Stimulus,
     VectorShape,
+    counting_scales,
     scale_class,
     slot_table,
 )
@@ -44,6 +45,7 @@ GOAL = 1.0
 
 STALL_CLASSES = ("after reset", "back to back", "gap 1", "gap 2 or 3", "gap 4 and more")
 MASK_CLASSES = ("none", "weights", "activations", "both")
+CAUSES = ("0x7F", "sign")
 RESULT_CLASSES = ("negative", "zero", "positive")
 
 
@@ -160,7 +162,8 @@ def vector_coverage(shape: VectorShape, latency: int) -> Coverage:
     scale, for each block. ``masks``: every legal pair of masks, for each block. ``offsets``: every offset in every
     element, refining weight or activation. ``operands``: every activation code against every weight code, in every
     lane. ``modes``: mode after mode without a gap. ``saturation``: which halves saturate to which side. ``reset``:
-    how many vectors are in flight. ``sum``: mode × sign of what a vector adds.
+    how many vectors are in flight. ``sum``: mode × sign of what a vector adds. ``nan``: mode × scale byte that counts
+    in it × why it is no scale, as the only such byte between two resets, since the status bit is sticky.
     """
     modes = [MODES[mode] for mode in shape.modes]
     lanes = np.ones((shape.lanes, 16, 1 << shape.weight_bits), bool)
@@ -168,6 +171,9 @@ def vector_coverage(shape: VectorShape, latency: int) -> Coverage:
         lanes[:, :, 0b10000:0b10100] = False
     mask_classes = MASK_CLASSES if shape.refinement != "none" else MASK_CLASSES[:1]
     blocks = range(shape.blocks)
+    octets = [f"w_scale {n}" for n in range(shape.w_scales)] + [f"a_scale {n}" for n in blocks]
+    of_a, of_w = counting_scales(shape, np.array(shape.modes))
+    counting = np.repeat(np.concatenate([of_w, of_a], axis=1)[:, :, None], len(CAUSES), axis=2)
     points = [
         CoverPoint.cross(
             "vector", {"mode": modes, "scale": SCALE_CLASSES, "mask": mask_classes, "stall": STALL_CLASSES}
@@ -181,6 +187,7 @@ def vector_coverage(shape: VectorShape, latency: int) -> Coverage:
         CoverPoint.cross("modes", {"before": modes, "mode": modes}),
         CoverPoint.cross("reset", {"vectors in flight": range(latency + 1)}),
         CoverPoint.cross("sum", {"mode": modes, "sign": RESULT_CLASSES}),
+        CoverPoint.cross("nan", {"mode": modes, "byte": octets, "cause": CAUSES}, counting),
     ]
     if AUTOFP2 in shape.modes:
         points.append(CoverPoint.cross("saturation", {"row": ("even", "odd"), "side": ("low", "none", "high")}))
@@ -328,6 +335,17 @@ def sample_vectors(
     moved = halves[1] - halves[0]
     sign = np.where(nvfp4, np.sign(exact), np.sign(moved[:, 0]) + (moved[:, 0] == 0) * np.sign(moved[:, 1]))
     coverage.sample("sum", picked, np.asarray(sign, np.int64) + 1)
+
+    of_a, of_w = counting_scales(shape, stimulus.mode)
+    octets = np.concatenate([stimulus.w_scale, stimulus.a_scale], axis=1)
+    harmful = np.concatenate([of_w, of_a], axis=1) & (octets >= 0x7F) & (stimulus.valid & ~stimulus.rst)[:, None]
+    epoch = np.cumsum(stimulus.rst)
+    alone = np.bincount(epoch, harmful.sum(axis=1))[epoch] == 1
+    row, byte = np.nonzero(harmful[rows] & alone[rows, None])
+    octet = octets[rows][row, byte]
+    # 0xFF has both causes, so it shows neither.
+    single = octet != 0xFF
+    coverage.sample("nan", picked[row][single], byte[single], octet[single] >> 7)
 
 
 def sample_saturation(coverage: Coverage, even_odd: NDArray[np.int64]) -> None:

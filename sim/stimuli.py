@@ -24,6 +24,7 @@ __all__ = [
     "EncoderShape",
     "Stimulus",
     "VectorShape",
+    "counting_scales",
     "encoder_stimulus",
     "slot_table",
     "vector_stimulus",
@@ -36,8 +37,12 @@ AUTOFP2, NVFP4, ILLEGAL, AUTOFP6 = range(4)
 RESET_ROWS = 3
 MEAN_EPOCH = 300
 # Most epochs (not most rows) are short and draw every class of mode, scale and mask alike, for the rare crosses.
-STEERED_EPOCHS = 0.8
+STEERED_EPOCHS = 0.81
 STEERED_EPOCH = 20
+# Short ones in between have one byte that is no scale, because the sticky bit of the first hides whether another counts.
+LONE_EPOCHS = 0.15
+LONE_EPOCH = 12
+LONE_REST = 8
 
 # F1 = 00 with E = 1 never occurs: such a vector must give no X, but its result is anybody's.
 FREE_PAIRS = np.arange(0b10000, 0b10100, dtype=np.uint8)
@@ -229,6 +234,25 @@ def slot_table(slots: int) -> NDArray[np.uint64]:
     return np.array(table, np.uint64).reshape(len(table), slots)
 
 
+def counting_scales(
+    shape: VectorShape, mode: NDArray[np.uint8] | NDArray[np.int64]
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return which scale bytes count in vectors of the given modes: of activations [N, blocks], of weights [N, bytes]."""
+    nvfp4 = (mode & 1 == 1)[:, None]
+    of_a = nvfp4 | (np.arange(shape.blocks) % 2 == 0) | shape.grouped
+    return of_a, ~nvfp4 | (np.arange(shape.w_scales) < shape.blocks)
+
+
+def _lone_causes(rng: np.random.Generator, shape: VectorShape, count: int) -> NDArray[np.int64]:
+    """Modes, scale bytes (weights before activations) and kinds (0 for 0x7F, 1 signed), [count, 3]: each as often as the others."""
+    modes = np.array(shape.modes)
+    of_a, of_w = counting_scales(shape, modes)
+    number, byte = np.nonzero(np.concatenate([of_w, of_a], axis=1))
+    cases = np.concatenate([np.stack([modes[number], byte, np.full(len(byte), kind)], axis=1) for kind in (0, 1)])
+    order = [rng.permutation(len(cases)) for _ in range(-(-count // len(cases)))]
+    return cases[np.concatenate([*order, np.zeros(0, np.int64)])[:count].astype(np.int64)]
+
+
 def _choose(rng: np.random.Generator, values: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     return values[rng.integers(0, len(values), shape, dtype=np.uint8 if len(values) < 256 else np.int64)]
 
@@ -374,10 +398,14 @@ def vector_stimulus(shape: VectorShape, rows: int, rng: np.random.Generator, mea
     """
     if rows <= RESET_ROWS:
         raise ValueError(f"rows must be more than {RESET_ROWS}, not {rows}")
-    lengths, steering = [RESET_ROWS], [False]
+    lengths, steering, loneliness = [RESET_ROWS], [False], [False]
     while sum(lengths) < rows:
-        steering.append(bool(rng.random() < STEERED_EPOCHS))
-        lengths.append(1 + int(rng.exponential(STEERED_EPOCH if steering[-1] else mean_epoch)))
+        loneliness.append(bool(rng.random() < LONE_EPOCHS))
+        steering.append(loneliness[-1] or bool(rng.random() < STEERED_EPOCHS))
+        if loneliness[-1]:
+            lengths.append(LONE_EPOCH + int(rng.integers(0, LONE_REST)))
+        else:
+            lengths.append(1 + int(rng.exponential(STEERED_EPOCH if steering[-1] else mean_epoch)))
     starts = np.cumsum([0, *lengths[:-1]])
     epochs = len(starts)
     epoch = np.zeros(rows, np.int64)
@@ -387,7 +415,11 @@ def vector_stimulus(shape: VectorShape, rows: int, rng: np.random.Generator, mea
     rst[:RESET_ROWS] = True
     rst[starts[1:]] = True
     rst[np.minimum(starts[1:] + 1, rows - 1)] |= rng.random(epochs - 1) < 0.3
-    steered = np.array(steering)[epoch]
+    steered, lone = np.array(steering)[epoch], np.array(loneliness)[epoch]
+    # The vector with the byte that is no scale: behind the reset, and out before the next one.
+    whole = np.flatnonzero(np.array(loneliness) & (starts + lengths <= rows))
+    causes = _lone_causes(rng, shape, len(whole))
+    cause_rows = rng.integers(starts[whole] + 2, starts[whole] + np.array(lengths)[whole] - LONE_REST)
 
     stall = np.where(steered, 0.5, rng.choice([0.0, 0.0, 0.05, 0.3, 0.9], epochs)[epoch])
     # Stalls come alone or in bursts, and reset meets vectors in flight as well as an empty pipeline.
@@ -395,6 +427,7 @@ def vector_stimulus(shape: VectorShape, rows: int, rng: np.random.Generator, mea
     burst = rng.random(rows) < np.where(stall > 0, 0.02, 0.0)
     for gap in range(1, 6):
         valid[gap:] &= ~burst[:-gap]
+    valid[cause_rows] = True
 
     legal = [mode for mode in shape.modes if mode != ILLEGAL]
     weights = np.where(rng.random((epochs, 1)) < 0.6, 1.0, rng.random((epochs, len(legal))) ** 4 + 1e-3)
@@ -404,6 +437,7 @@ def vector_stimulus(shape: VectorShape, rows: int, rng: np.random.Generator, mea
         often = rng.choice([0.0, 0.0, 0.02, 0.3], epochs)[epoch]
         mode[(rng.random(rows) < often) & (mode == AUTOFP2)] = ILLEGAL
     mode = np.where(steered, _choose(rng, np.array(shape.modes, np.uint8), (rows,)), mode)
+    mode[cause_rows] = causes[:, 0]
     nvfp4 = mode & 1 == 1
 
     profile = _pick(rng, [6, 2, 1, 1], (rows,))
@@ -417,7 +451,7 @@ def vector_stimulus(shape: VectorShape, rows: int, rng: np.random.Generator, mea
     a[alike] = a[alike, :1]
     w[alike] = w[alike, :1]
     if shape.weight_bits == 5:
-        free = np.flatnonzero(rng.random(rows) < 0.01)
+        free = np.setdiff1d(np.flatnonzero(rng.random(rows) < 0.01), cause_rows)
         w[free, rng.integers(0, shape.lanes, len(free))] = rng.choice(FREE_PAIRS, len(free))
 
     bad_rate = rng.choice([0.0, 0.0, 0.0, 0.01, 0.3], epochs)[epoch]
@@ -428,11 +462,14 @@ def vector_stimulus(shape: VectorShape, rows: int, rng: np.random.Generator, mea
     chosen_a, chosen_w = _steered_scales(rng, shape, rows)
     a_scale, w_scale = np.where(steered[:, None], chosen_a, a_scale), np.where(steered[:, None], chosen_w, w_scale)
     # Scale bytes that a mode does not use must not matter, least of all when they are no numbers.
-    unused_a = (~nvfp4[:, None]) & (np.arange(shape.blocks) % 2 == 1) & (not shape.grouped)
-    unused_w = nvfp4[:, None] & (np.arange(shape.w_scales) >= shape.blocks)
-    for octets, unused in ((a_scale, unused_a), (w_scale, unused_w)):
-        stray = unused & (rng.random(octets.shape) < 0.3)
+    for octets, counting in zip((a_scale, w_scale), counting_scales(shape, mode), strict=True):
+        octets[lone[:, None] & counting] = np.minimum(octets[lone[:, None] & counting] & 0x7F, 0x7E)
+        stray = ~counting & (rng.random(octets.shape) < 0.3)
         octets[stray] = rng.integers(0x7F, 0x100, int(stray.sum()), dtype=np.uint8)
+    harmful = np.where(causes[:, 2] == 0, 0x7F, rng.integers(0x80, 0xFF, len(causes))).astype(np.uint8)
+    for octets, first, last in ((w_scale, 0, shape.w_scales), (a_scale, shape.w_scales, shape.w_scales + shape.blocks)):
+        here = (causes[:, 1] >= first) & (causes[:, 1] < last)
+        octets[cause_rows[here], causes[here, 1] - first] = harmful[here]
 
     may_saturate = rng.choice([False, True], epochs)[epoch]
     edge_rate = rng.choice([0.02, 0.4], epochs)[epoch]

@@ -17,7 +17,7 @@ from sim.coverage import (
     vector_coverage,
 )
 from sim.design import config_of
-from sim.stimuli import EncoderShape, VectorShape, vector_stimulus
+from sim.stimuli import AUTOFP2, NVFP4, EncoderShape, VectorShape, vector_stimulus
 
 
 def test_counts_holes_and_sums():
@@ -88,6 +88,49 @@ def test_only_given_rows_count():
     assert coverage.counts["operands"].sum() == 50 * 32
     assert coverage.counts["sum"].sum() == 50
     assert coverage.counts["offsets"].sum() % 4 == 0
+
+
+def test_only_the_sole_scale_that_is_no_number_counts():
+    shape = VectorShape.of("vmac", config_of("vmac"))
+    s = vector_stimulus(shape, 40, np.random.default_rng(8))
+    row = np.arange(40)
+    a_scale, w_scale = np.zeros((2, 40, 2), np.uint8)
+    a_scale[3, 1] = a_scale[13, 1] = a_scale[14, 0] = 0x7F
+    a_scale[23, 1], w_scale[24, 1] = 0x80, 0x81
+    w_scale[33, 0], a_scale[35, 0] = 0xFF, 0xFF
+    mode = np.full(40, NVFP4)
+    mode[23] = AUTOFP2
+    s = dataclasses.replace(
+        s,
+        rst=row % 10 == 0,
+        valid=row != 35,
+        mode=mode,
+        a_scale=a_scale,
+        w_scale=w_scale,
+        refine=np.zeros_like(s.refine),
+    )
+    coverage = vector_coverage(shape, 4)
+    rows = np.flatnonzero(s.alive(4))
+    sample_vectors(coverage, shape, s, rows, np.zeros(len(rows), np.uint64), np.ones(len(rows), np.uint64))
+    counts = coverage.counts["nan"]
+    assert counts[NVFP4, 3].tolist() == [1, 0]
+    assert counts[NVFP4, 1].tolist() == [0, 1]
+    assert counts.sum() == 2
+
+
+@pytest.mark.parametrize(
+    ("block", "parameters", "bins"),
+    [
+        ("vmac", {}, 2 * (3 + 4 + 3 + 4)),
+        ("vmac", {"refinement": "none", "scaling": "group"}, 2 * (6 + 4)),
+        ("vmac_nvfp4", {}, 2 * 4),
+        ("vmac_autofp2", {"lanes": 64}, 2 * (4 + 2)),
+    ],
+    ids=str,
+)
+def test_every_scale_byte_that_counts_must_be_the_sole_cause(block, parameters, bins):
+    point = vector_coverage(VectorShape.of(block, config_of(block, **parameters)), 4).points["nan"]
+    assert point.declared.sum() == bins
 
 
 def test_resets_count_vectors_in_flight():
