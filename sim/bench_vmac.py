@@ -35,7 +35,7 @@ from sim.stimuli import (
 
 SATURATED = {"vmac": 2, "vmac_autofp2": 1, "vmac_nvfp4": 0}
 NAN_SCALE = {"vmac": 4, "vmac_autofp2": 2, "vmac_nvfp4": 1}
-# Short epochs, so that few rows reach the coverage goals: two thousand did with each of sixty seeds.
+# Short epochs, so that few rows reach the coverage goals.
 MEAN_EPOCH = 60
 ONE, ONE_ROW = 0x38, 1 << 18
 """The scale 1.0, and what one unit of O is then worth in the partial sum."""
