@@ -306,7 +306,7 @@ class TileEngine(wiring.Component):
             for i, bank in enumerate(side):
                 hit = Signal(name=f"{'aw'[kind]}_{i}_hit")
                 m.d.comb += [
-                    hit.eq(writing & (load.weight == kind) & (load.index == i) & fits),
+                    hit.eq(writing & (load.weight == kind) & (load.index == i if i else ~load.index.any()) & fits),
                     bank.write_address.eq(load.address),
                     bank.write_entry.eq(load.entry),
                     bank.write.eq(Cat(hit & ~load.odd, hit & load.odd) if kind else hit & ~load.odd),

@@ -432,7 +432,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         EngineConfig(rows=options.rows, columns=options.columns)
         model = load()
         model.weight(options.layer, options.projections[0])
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"sim.gemm: {error}", file=sys.stderr)
         return 2
     gemm = Gemm(rows=options.rows, columns=options.columns)

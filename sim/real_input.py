@@ -302,7 +302,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for layer in options.layers:
             if not 0 <= layer < model.config.layers:
                 raise ValueError(f"--layers must be from 0 to {model.config.layers - 1}, not {layer}")
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"sim.real_input: {error}", file=sys.stderr)
         return 2
     failed = False

@@ -31,6 +31,7 @@ CONFIGURATIONS = [
     ("pe", {"refinement": "none", "weight_entries": 2}),
     ("pe", {"slots_per_block": 4, "scaling": "group", "window_shift": 26, "lanes": 64, "accumulators": 4}),
     ("array", {}),
+    ("tile_engine", {"rows": 1, "columns": 4, "activation_depth": 8, "weight_depth": 8}),
     ("tile_engine", {"rows": 2, "columns": 2, "activation_depth": 32, "weight_depth": 64}),
     ("tile_engine", {"rows": 1, "columns": 1, "refinement": "none", "activation_depth": 64, "weight_depth": 16}),
     ("array", {"rows": 1, "columns": 3}),
