@@ -1,6 +1,6 @@
 """Runs small components in Amaranth's own simulator."""
 
-from amaranth.hdl import Module, Value
+from amaranth.hdl import Module, ResetInserter, Signal, Value
 from amaranth.sim import Simulator
 
 
@@ -29,6 +29,17 @@ def evaluate(component, rows, outputs, *, clocked=False, latency=0):
     # The bench is a finite loop, and the run ends with it.
     simulator.run()
     return results
+
+
+def run_vectors(component, rows):
+    """Present a row per cycle to a vMAC, its psum_i psum_delay cycles later; returns (valid_o, psum_o, status) after each cycle's edge."""
+    component.rst = Signal()
+    delay = component.psum_delay
+    rows = rows + [{**rows[-1], "valid_i": 0, "rst": 0}] * delay
+    rows = [{**row, "psum_i": rows[n - delay]["psum_i"] if n >= delay else 0} for n, row in enumerate(rows)]
+    return evaluate(
+        ResetInserter(component.rst)(component), rows, ["valid_o", "psum_o", "status"], clocked=True, latency=1
+    )
 
 
 def signed(number, width):

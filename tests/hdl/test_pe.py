@@ -442,7 +442,7 @@ def all_is_well(component_type):
     run.go(bench)
 
 
-def test_the_short_form_passes():
+def test_sound_element_passes_what_the_bugs_are_put_to():
     all_is_well(Pe)
 
 
