@@ -1,0 +1,463 @@
+"""Accelerator: configuration, descriptors, error codes and registers (paper, section 6.1 and figure 9; docs/accelerator.md)."""
+
+import dataclasses
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+
+from model.dma import DmaConfig
+from model.registers import Enumerator, Field, Register, RegisterMap
+from model.tile_engine import EngineConfig
+from model.vmac import GROUP, check_integer
+
+__all__ = [
+    "ALIGNMENT",
+    "CHUNK",
+    "DESCRIPTOR_BYTES",
+    "MAX_ROWS",
+    "PITCH",
+    "RECORD_OFFSET",
+    "REGISTERS",
+    "AcceleratorConfig",
+    "Descriptor",
+    "ErrorCode",
+    "Event",
+    "Format",
+    "Mode",
+    "Operand",
+    "Record",
+    "check",
+]
+
+PITCH = 256
+"""Bytes from a descriptor to the next, and their alignment."""
+DESCRIPTOR_BYTES = 192
+"""Bytes of a descriptor that the accelerator reads."""
+RECORD_OFFSET = 192
+"""Where in the same 256 bytes the accelerator writes how it went."""
+RECORD_BYTES = 16
+ALIGNMENT = 16
+"""Of every address and stride, in bytes."""
+MAX_ROWS = (1 << 24) - 1
+"""Most rows of activations, and of weights."""
+CHUNK = 32
+"""Most vectors of a row that are requested together."""
+WORDS = DESCRIPTOR_BYTES // 4
+
+
+class Mode(IntEnum):
+    """Precision of a product."""
+
+    AUTOFP2 = 0
+    NVFP4 = 1
+    AUTOFP6 = 2
+
+
+class Format(IntEnum):
+    """Format of results in memory."""
+
+    RAW = 0
+    FP32 = 1
+
+
+class ErrorCode(IntEnum):
+    """How a descriptor ended. Of several faults of a descriptor the lowest code is reported; ``BUS_…`` errors come while it runs.
+
+    Names of the last four groups say which access failed, and how: beyond the address space, by SLVERR, or by DECERR.
+    """
+
+    OK = 0
+    RESERVED = 1
+    MODE = 2
+    FORMAT = 3
+    SCALE = 4
+    SIZE_ZERO = 5
+    SIZE_LIMIT = 6
+    K_MULTIPLE = 7
+    TILE = 8
+    ALIGNMENT = 9
+    ADDRESS = 10
+    DESCRIPTOR_BEYOND = 17
+    DESCRIPTOR_SLVERR = 18
+    DESCRIPTOR_DECERR = 19
+    READ_BEYOND = 21
+    READ_SLVERR = 22
+    READ_DECERR = 23
+    WRITE_BEYOND = 25
+    WRITE_SLVERR = 26
+    WRITE_DECERR = 27
+    RECORD_BEYOND = 29
+    RECORD_SLVERR = 30
+    RECORD_DECERR = 31
+
+
+MEANINGS = {
+    ErrorCode.OK: "no error",
+    ErrorCode.RESERVED: "bits without a meaning are not 0",
+    ErrorCode.MODE: "there is no such mode, or no hardware for it",
+    ErrorCode.FORMAT: "there is no such output format",
+    ErrorCode.SCALE: "out_scale is infinite or not a number, and the output format is FP32",
+    ErrorCode.SIZE_ZERO: "m, n or k is 0",
+    ErrorCode.SIZE_LIMIT: "m or n is above 2^24 - 1, or k above what sums can hold",
+    ErrorCode.K_MULTIPLE: "k is not a multiple of the lanes",
+    ErrorCode.TILE: "tile_m, tile_n or segment is 0 or does not fit elements and banks",
+    ErrorCode.ALIGNMENT: "an address or stride is not a multiple of 16 bytes",
+    ErrorCode.ADDRESS: "an address is beyond the address space",
+    ErrorCode.DESCRIPTOR_BEYOND: "the descriptor is beyond the address space",
+    ErrorCode.DESCRIPTOR_SLVERR: "reading the descriptor ended with SLVERR",
+    ErrorCode.DESCRIPTOR_DECERR: "reading the descriptor ended with DECERR",
+    ErrorCode.READ_BEYOND: "an operand reaches beyond the address space",
+    ErrorCode.READ_SLVERR: "reading an operand ended with SLVERR",
+    ErrorCode.READ_DECERR: "reading an operand ended with DECERR",
+    ErrorCode.WRITE_BEYOND: "the output reaches beyond the address space",
+    ErrorCode.WRITE_SLVERR: "writing the output ended with SLVERR",
+    ErrorCode.WRITE_DECERR: "writing the output ended with DECERR",
+    ErrorCode.RECORD_BEYOND: "the record is beyond the address space",
+    ErrorCode.RECORD_SLVERR: "writing the record ended with SLVERR",
+    ErrorCode.RECORD_DECERR: "writing the record ended with DECERR",
+}
+"""What each code says."""
+
+
+class Event(IntEnum):
+    """Bits of the register ``events``."""
+
+    DONE = 1
+    ERROR = 2
+    EMPTY = 4
+
+
+@dataclass(frozen=True)
+class AcceleratorConfig(EngineConfig):
+    """Parameters of the accelerator: those of its tile engine and of its bus.
+
+    Attributes
+    ----------
+    data_width : int
+        Bits of the AXI4 data bus: a power of two from 64 to 1024, at least twice the lanes.
+    address_width : int
+        Bits of a byte address, 13 to 64.
+    id_width : int
+        Bits of the transaction identifiers, 1 to 32.
+    max_burst : int
+        Most beats of a burst: a power of two from 1 to 256.
+    outstanding : int
+        Most bursts of each direction that are on their way at a time, 1 to 64.
+
+    Raises
+    ------
+    TypeError, ValueError
+        A parameter is of the wrong kind or outside its range; here lanes must be a power of two, and there are at most 255 rows and columns.
+    """
+
+    data_width: int = 128
+    address_width: int = 40
+    id_width: int = 1
+    max_burst: int = 16
+    outstanding: int = 8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.dma
+        if self.lanes & (self.lanes - 1):
+            raise ValueError(f"lanes of an accelerator must be a power of two, not {self.lanes}")
+        least = max(64, 2 * self.lanes)
+        if self.data_width < least:
+            raise ValueError(f"data_width must be at least {least} for {self.lanes} lanes, not {self.data_width}")
+        for name in ("rows", "columns"):
+            if getattr(self, name) > 255:
+                raise ValueError(f"{name} of an accelerator must be at most 255, not {getattr(self, name)}")
+
+    @property
+    def dma(self) -> DmaConfig:
+        """Parameters of the DMA engines."""
+        return DmaConfig(self.data_width, self.address_width, self.id_width, self.max_burst, self.outstanding)
+
+    @property
+    def engine(self) -> EngineConfig:
+        """Parameters of the tile engine."""
+        return EngineConfig(**{name: getattr(self, name) for name in EngineConfig.__dataclass_fields__})
+
+
+@dataclass(frozen=True)
+class Operand:
+    """Where the rows of an operand lie in memory, addresses and strides in bytes; see docs/accelerator.md for the arrays.
+
+    A stride is the distance from a row to the next; 0 gives all rows the same.
+
+    Attributes
+    ----------
+    codes, scales, masks, offsets : int
+        Addresses. The last two count in AutoFP6 mode alone.
+    codes_stride, scales_stride, masks_stride, offsets_stride : int
+    """
+
+    codes: int
+    scales: int
+    masks: int = 0
+    offsets: int = 0
+    codes_stride: int = 0
+    scales_stride: int = 0
+    masks_stride: int = 0
+    offsets_stride: int = 0
+
+
+@dataclass(frozen=True)
+class Descriptor:
+    """One product ``out[M, N] = a[M, K] · w[N, K]ᵀ``; nothing is checked here, see :func:`check`.
+
+    Attributes
+    ----------
+    mode, format : int
+        See :class:`Mode` and :class:`Format`.
+    m, n, k : int
+        Rows of activations, rows of weights, elements of a row.
+    tile_m, tile_n : int
+        Vectors of activations and of weights that an element multiplies in a tile; in AutoFP2 mode a weight vector is a pair of rows.
+    segment : int
+        K-vectors of weights that are loaded at a time.
+    out_scale : int
+        Bits of an FP32 number that results are multiplied by, for :attr:`Format.FP32`.
+    a, w : Operand
+    out : int
+        Address of the output, row by row.
+    out_stride : int
+    """
+
+    mode: int
+    format: int
+    m: int
+    n: int
+    k: int
+    tile_m: int
+    tile_n: int
+    segment: int
+    a: Operand
+    w: Operand
+    out: int
+    out_stride: int
+    out_scale: int = 0x3F800000
+
+    _WORDS = struct.Struct("<IIIIHHIII9Q9I13I")
+
+    def pack(self) -> bytes:
+        """Return the descriptor's 192 bytes.
+
+        Raises
+        ------
+        struct.error
+            A value does not fit its field.
+        """
+        a, w = self.a, self.w
+        return self._WORDS.pack(
+            self.mode | self.format << 4,
+            self.m,
+            self.n,
+            self.k,
+            self.tile_m,
+            self.tile_n,
+            self.segment,
+            self.out_scale,
+            0,
+            *(a.codes, a.scales, a.masks, a.offsets, w.codes, w.scales, w.masks, w.offsets, self.out),
+            *(a.codes_stride, a.scales_stride, a.masks_stride, a.offsets_stride),
+            *(w.codes_stride, w.scales_stride, w.masks_stride, w.offsets_stride),
+            self.out_stride,
+            *[0] * 13,
+        )
+
+
+@dataclass(frozen=True)
+class Record:
+    """What the accelerator writes when a descriptor has ended.
+
+    Attributes
+    ----------
+    code : ErrorCode
+    status : int
+        Status bits of the tile engine that the descriptor raised: saturated 1, nan_scale 2, overlap 4, dropped 8.
+    number : int
+        Descriptors that ended before it since the queue was started, modulo 2¹⁶.
+    cycles : int
+        Clock cycles from when it was fetched to when its last output was written, modulo 2³².
+    """
+
+    code: ErrorCode
+    status: int
+    number: int
+    cycles: int
+
+    @classmethod
+    def unpack(cls, octets: bytes) -> "Record":
+        """Read a record's 16 bytes."""
+        code, status, number, cycles, _ = struct.unpack("<BBHIQ", octets)
+        return cls(ErrorCode(code), status, number, cycles)
+
+
+def check(config: AcceleratorConfig, octets: bytes) -> ErrorCode:
+    """Return what the accelerator says of a descriptor's 192 bytes before it runs it.
+
+    Raises
+    ------
+    ValueError
+        Not 192 bytes.
+    """
+    if len(octets) != DESCRIPTOR_BYTES:
+        raise ValueError(f"octets must be {DESCRIPTOR_BYTES}, not {len(octets)}")
+    control, m, n, k, tile_m, tile_n, segment, scale, zero, *rest = Descriptor._WORDS.unpack(octets)
+    addresses, strides, spare = rest[:9], rest[9:18], rest[18:]
+    mode, kind = control & 3, control >> 4 & 3
+    if control >> 6 or control >> 2 & 3 or segment >> 16 or zero or any(spare):
+        return ErrorCode.RESERVED
+    if mode == 3 or (mode == Mode.AUTOFP6 and config.refinement == "none"):
+        return ErrorCode.MODE
+    if kind > Format.FP32:
+        return ErrorCode.FORMAT
+    if kind == Format.FP32 and scale >> 23 & 0xFF == 0xFF:
+        return ErrorCode.SCALE
+    if not (m and n and k):
+        return ErrorCode.SIZE_ZERO
+    kv = k // config.lanes
+    if m > MAX_ROWS or n > MAX_ROWS or kv > config.max_kv:
+        return ErrorCode.SIZE_LIMIT
+    if k % config.lanes:
+        return ErrorCode.K_MULTIPLE
+    pairs = tile_n if mode == Mode.AUTOFP2 else (tile_n + 1) // 2
+    if (
+        not (tile_m and tile_n and segment)
+        or tile_m > config.max_m
+        or tile_m * tile_n > config.max_words
+        or tile_m * kv > config.activation_depth
+        or pairs * segment > config.weight_depth // 2
+    ):
+        return ErrorCode.TILE
+    if any(value % ALIGNMENT for value in (*addresses, *strides)):
+        return ErrorCode.ALIGNMENT
+    if any(address >> config.address_width for address in addresses):
+        return ErrorCode.ADDRESS
+    return ErrorCode.OK
+
+
+def _registers() -> RegisterMap:
+    def plain(name: str, offset: int, description: str, *fields: Field) -> Register:
+        return Register(name, offset, description, fields)
+
+    events = (
+        ("done", "a descriptor ended without error"),
+        ("error", "a descriptor ended with an error"),
+        ("empty", "the last descriptor that was submitted has ended"),
+    )
+    codes = tuple(Enumerator(code.name.lower(), int(code), MEANINGS[code]) for code in ErrorCode)
+    return RegisterMap(
+        "autoematic",
+        "the AutoEMatic accelerator",
+        (
+            plain("id", 0x00, "what this is", Field("magic", 0, 32, "ro", "0x4D455541, the letters AUEM")),
+            plain(
+                "array",
+                0x04,
+                "size of the array",
+                Field("rows", 0, 8, "ro", "rows of elements"),
+                Field("columns", 8, 8, "ro", "columns of elements"),
+                Field("lanes", 16, 12, "ro", "lanes of an element"),
+            ),
+            plain(
+                "memories",
+                0x08,
+                "logarithms of the sizes of memories",
+                Field("accumulators", 0, 5, "ro", "log2 of the accumulators of an element, both halves"),
+                Field("activation_entries", 5, 5, "ro", "log2 of the activation vectors that an element holds"),
+                Field("activation_depth", 10, 5, "ro", "log2 of the vectors of a row's bank"),
+                Field("weight_depth", 15, 5, "ro", "log2 of the pairs of vectors of a column's bank"),
+                Field("data_bytes", 20, 4, "ro", "log2 of the bytes of the data bus"),
+            ),
+            plain(
+                "features",
+                0x0C,
+                "what the vector MACs can do",
+                Field(
+                    "refinement",
+                    0,
+                    2,
+                    "ro",
+                    "kind of refinement",
+                    enumerators=(
+                        Enumerator("none", 0, "there is no AutoFP6 mode"),
+                        Enumerator("slots", 1, "a few subgroups of a block"),
+                        Enumerator("inplace", 2, "any subgroup"),
+                    ),
+                ),
+                Field("slots", 2, 3, "ro", "refined subgroups of a block, of weights and activations together"),
+                Field("exponent_step", 5, 1, "ro", "offsets are steps of the code's exponent"),
+                Field("group_scaling", 6, 1, "ro", "AutoFP2 weights keep a scale per group of 16"),
+                Field("window_shift", 8, 6, "ro", "log2 of an AutoFP2 sum's unit, in units of an NVFP4 sum's"),
+            ),
+            plain(
+                "control",
+                0x10,
+                "start and stop",
+                Field("enable", 0, 1, "rw", "fetch descriptors; what was fetched runs on when it is taken away"),
+                Field(
+                    "restart",
+                    1,
+                    1,
+                    "w1p",
+                    "begin again with the first place and 0 completed; write 0 to submitted before; ignored while busy",
+                ),
+            ),
+            plain(
+                "state",
+                0x14,
+                "what is going on",
+                Field("busy", 0, 1, "ro", "a descriptor was fetched and has not ended"),
+            ),
+            plain(
+                "queue_low",
+                0x18,
+                "address of the queue, low bits",
+                Field("address", 8, 24, "rw", "bits 31 to 8; descriptors lie at multiples of 256"),
+            ),
+            plain(
+                "queue_high", 0x1C, "address of the queue, high bits", Field("address", 0, 32, "rw", "bits 63 to 32")
+            ),
+            plain(
+                "queue_length",
+                0x20,
+                "places of the queue, which is a ring",
+                Field("last", 0, 16, "rw", "number of the last place, counted from 0"),
+            ),
+            plain(
+                "submitted",
+                0x24,
+                "descriptors that may be fetched",
+                Field("count", 0, 16, "rw", "descriptors submitted since the restart, modulo 2^16"),
+            ),
+            plain(
+                "completed",
+                0x28,
+                "descriptors that have ended",
+                Field("count", 0, 16, "ro", "descriptors ended since the restart, modulo 2^16"),
+            ),
+            plain("events", 0x2C, "what has happened", *(Field(n, i, 1, "w1c", d) for i, (n, d) in enumerate(events))),
+            plain(
+                "interrupt",
+                0x30,
+                "which events interrupt",
+                *(Field(n, i, 1, "rw", f"interrupt when {d}") for i, (n, d) in enumerate(events)),
+            ),
+            plain(
+                "error",
+                0x34,
+                "the last descriptor that ended with an error",
+                Field("code", 0, 8, "ro", "its code", enumerators=codes),
+                Field("number", 16, 16, "ro", "descriptors ended before it since the restart, modulo 2^16"),
+            ),
+            plain("cycle", 0x38, "time", Field("count", 0, 32, "ro", "clock cycles since reset, modulo 2^32")),
+        ),
+    )
+
+
+REGISTERS = _registers()
+"""The register map."""
+
+MAGIC = 0x4D455541
