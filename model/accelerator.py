@@ -1,6 +1,5 @@
 """Accelerator: configuration, descriptors, error codes and registers (paper, section 6.1 and figure 9; docs/accelerator.md)."""
 
-import dataclasses
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
@@ -8,7 +7,6 @@ from enum import IntEnum
 from model.dma import DmaConfig
 from model.registers import Enumerator, Field, Register, RegisterMap
 from model.tile_engine import EngineConfig
-from model.vmac import GROUP, check_integer
 
 __all__ = [
     "ALIGNMENT",
