@@ -1,0 +1,214 @@
+"""Binary32 arithmetic in pipelines that can stall: integer to float, and product. Shared by every accelerator family."""
+
+from collections.abc import Sequence
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
+from amaranth.lib import data, wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.lib.verilog import lint_unused
+from model.fp32 import QUIET_NAN
+
+__all__ = ["Float", "FloatMultiply", "IntToFloat"]
+
+_FRACTION, _EXPONENT, _BIAS = 23, 8, 127
+_SIGNIFICAND = _FRACTION + 1
+
+
+class Float(data.Struct):
+    """A binary32 number."""
+
+    fraction: 23
+    exponent: 8
+    sign: 1
+
+    def significand(self) -> Value:
+        """24 bits, with the hidden one unless the number is subnormal or zero."""
+        return Cat(self.fraction, self.exponent.any())
+
+    def scale(self) -> Value:
+        """Return the biased exponent by which the significand counts: that of subnormals is 1."""
+        return Cat(self.exponent[0] | ~self.exponent.any(), self.exponent[1:])
+
+
+def _normalised(m: Module, value: Value, name: str, most: int | None = None) -> tuple[Value, Value]:
+    """Shift the highest 1 to the top, by at most ``most`` bits; return the value and by how many bits, step by step from the longest."""
+    width = len(value)
+    limit = width - 1 if most is None else most
+    steps: list[Value] = []
+    for step in reversed(range(limit.bit_length())):
+        shifted = Signal(width, name=f"{name}_{step}", attrs=lint_unused("only the distance may matter"))
+        empty = Signal(name=f"{name}_empty_{step}")
+        distance = 1 << step
+        top = value[max(width - distance, 0) :]
+        m.d.comb += [empty.eq(~top.any()), shifted.eq(Mux(empty, value << distance, value))]
+        steps.insert(0, empty)
+        value = shifted
+    return value, Cat(steps)
+
+
+def _registers(m: Module, enable: Value, values: Sequence[Value], name: str) -> list[Signal]:
+    """Return registers that follow values while ``enable`` is set."""
+    registers = [Signal.like(value, name=f"{name}_{i}", reset_less=True) for i, value in enumerate(values)]
+    with m.If(enable):
+        m.d.sync += [register.eq(value) for register, value in zip(registers, values, strict=True)]
+    return registers
+
+
+class IntToFloat(wiring.Component):
+    """Round a signed integer to binary32, to nearest even; 1 per cycle in which ``enable`` is set.
+
+    Stages: magnitude, leading one to the top, rounding. The result stands in registers.
+
+    Parameters
+    ----------
+    width : int
+        Bits of the integer, 2 to 64.
+
+    Attributes
+    ----------
+    latency : int
+        Cycles with ``enable`` from value to result.
+
+    Members
+    -------
+    enable : In(1)
+    value : In(signed)
+    number : Out(Float)
+
+    Raises
+    ------
+    ValueError
+        ``width`` is out of range.
+    """
+
+    latency = 3
+
+    def __init__(self, width: int = 64):
+        if not 2 <= width <= 64:
+            raise ValueError(f"width must be from 2 to 64, not {width}")
+        self._width = width
+        super().__init__({"enable": In(1), "value": In(signed(width)), "number": Out(Float)})
+
+    def elaborate(self, platform: object) -> Module:
+        """Build the three stages."""
+        m = Module()
+        width, enable = self._width, self.enable
+        negative = self.value[-1]
+        magnitude = Signal(width)
+        m.d.comb += magnitude.eq((self.value.as_unsigned() ^ negative.replicate(width)) + negative)
+        sign, magnitude = _registers(m, enable, [negative, magnitude], "magnitude")
+
+        found, shift = _normalised(m, magnitude, "normal")
+        exponent = Signal(_EXPONENT)
+        m.d.comb += exponent.eq(Mux(found[-1], _BIAS + width - 1 - shift, 0))
+        padded = Cat(Const(0, max(_SIGNIFICAND + 2 - width, 0)), found)
+        below = len(padded) - _SIGNIFICAND
+        short = Cat(padded[: below - 1].any(), padded[below - 1 : -1])
+        sign, exponent, short = _registers(m, enable, [sign, exponent, short], "normal")
+
+        up = short[1] & (short[0] | short[2])
+        rounded = Signal(_EXPONENT + _FRACTION)
+        m.d.comb += rounded.eq(Cat(short[2:], exponent) + up)
+        (result,) = _registers(m, enable, [Cat(rounded, sign)], "result")
+        m.d.comb += self.number.as_value().eq(result)
+        return m
+
+
+class FloatMultiply(wiring.Component):
+    """Multiply two binary32 numbers as IEEE 754 says, to nearest even; 1 product per cycle in which ``enable`` is set.
+
+    Subnormals are kept, as operands and as results. Every NaN is the quiet one 0x7FC00000; there are no flags. Stages: product, distance of the
+    leading one, shift, rounding. The result stands in registers.
+
+    Attributes
+    ----------
+    latency : int
+        Cycles with ``enable`` from operands to result.
+
+    Members
+    -------
+    enable : In(1)
+    a, b : In(Float)
+    number : Out(Float)
+    """
+
+    latency = 4
+
+    enable: In(1)
+    a: In(Float)
+    b: In(Float)
+    number: Out(Float)
+
+    def elaborate(self, platform: object) -> Module:
+        """Build the four stages."""
+        m = Module()
+        enable = self.enable
+        width = 2 * _SIGNIFICAND
+
+        # Product, and the exponent that the result has if the product's top bit is set; a signed number.
+        zero, infinite, nan = ([], [], [])
+        for operand in (self.a, self.b):
+            special = operand.exponent.all()
+            zero.append(~(operand.exponent.any() | operand.fraction.any()))
+            infinite.append(special & ~operand.fraction.any())
+            nan.append(special & operand.fraction.any())
+        is_nan, is_infinite = Signal(), Signal()
+        product, exponent = Signal(width), Signal(signed(_EXPONENT + 2))
+        m.d.comb += [
+            is_nan.eq(nan[0] | nan[1] | (infinite[0] & zero[1]) | (zero[0] & infinite[1])),
+            is_infinite.eq(infinite[0] | infinite[1]),
+            product.eq(self.a.significand() * self.b.significand()),
+            exponent.eq(self.a.scale() + self.b.scale() - (_BIAS - 1)),
+        ]
+        sign = self.a.sign ^ self.b.sign
+        sign, is_nan, is_infinite, product, exponent = _registers(
+            m, enable, [sign, is_nan, is_infinite, product, exponent], "product"
+        )
+
+        # The exponent may not fall below 1: a small one limits the shift to the left, or asks for one to the right. A product with more than
+        # 24 zeros on top has two subnormal factors and is shifted to the right anyway; one shifted by 26 has only a sticky bit left.
+        top = product[-(_SIGNIFICAND + 1) :]
+        _, zeros = _normalised(m, top, "leading", _SIGNIFICAND)
+        right = Signal()
+        room, need = Signal(_EXPONENT + 2), Signal(_EXPONENT + 2)
+        distance, left_over = Signal(5), Signal(signed(_EXPONENT + 2))
+        m.d.comb += [right.eq(exponent < 1), room.eq(exponent - 1), need.eq(1 - exponent)]
+        with m.If(right):
+            m.d.comb += [distance.eq(Mux(need > _SIGNIFICAND + 2, _SIGNIFICAND + 2, need)), left_over.eq(1)]
+        with m.Elif(room < zeros):
+            m.d.comb += [distance.eq(room), left_over.eq(1)]
+        with m.Else():
+            m.d.comb += [distance.eq(zeros), left_over.eq(exponent - zeros)]
+        sign, is_nan, is_infinite, product, exponent, right, distance = _registers(
+            m, enable, [sign, is_nan, is_infinite, product, left_over.as_unsigned()[:-1], right, distance], "distance"
+        )
+
+        # 24 bits, one more and a sticky bit of all below.
+        shifted, sticky = product, Const(0, 1)
+        for step in range(5):
+            lost = shifted[: 1 << step].any()
+            moved = Signal(width, name=f"moved_{step}")
+            m.d.comb += moved.eq(
+                Mux(distance[step], Mux(right, shifted >> (1 << step), shifted << (1 << step)), shifted)
+            )
+            shifted, sticky = moved, sticky | (distance[step] & right & lost)
+        short = Cat(sticky | shifted[: _SIGNIFICAND - 1].any(), shifted[_SIGNIFICAND - 1 :])
+        sign, is_nan, is_infinite, short, exponent = _registers(
+            m, enable, [sign, is_nan, is_infinite, short, exponent], "shifted"
+        )
+
+        # The hidden bit turns exponent 1 into 0 for subnormals; a carry out of the fraction makes the exponent right.
+        rounded = Signal(1 + _EXPONENT + _FRACTION)
+        m.d.comb += rounded.eq(
+            Cat(short[2:-1], Mux(short[-1], exponent, 0)) + (short[1] & (short[0] | short[2])),
+        )
+        result = Signal(Float)
+        m.d.comb += [result.as_value().eq(Cat(rounded, sign)), result.sign.eq(sign)]
+        with m.If(is_nan):
+            m.d.comb += result.as_value().eq(QUIET_NAN)
+        with m.Elif(is_infinite | (rounded[_FRACTION:] >= (1 << _EXPONENT) - 1)):
+            m.d.comb += [result.fraction.eq(0), result.exponent.eq((1 << _EXPONENT) - 1)]
+        (output,) = _registers(m, enable, [result.as_value()], "result")
+        m.d.comb += self.number.as_value().eq(output)
+        return m
