@@ -32,12 +32,13 @@ def load_layout(config: EngineConfig) -> data.StructLayout:
 
 
 def tile_layout(config: EngineConfig) -> data.StructLayout:
-    """Return the layout of a tile: the elements' command, and where its operands begin in all banks."""
+    """Return the layout of a tile's segment: the elements' command, where operands begin in all banks, and the K-vectors that lie there."""
     return data.StructLayout(
         {
             "command": command_layout(config.pe),
             "activation_base": config.activation_depth.bit_length() - 1,
             "weight_base": config.weight_depth.bit_length() - 1,
+            "segment": config.max_kv.bit_length(),
         }
     )
 
@@ -220,6 +221,9 @@ class TileEngine(wiring.Component):
     Row r's bank has the activations of bus r and column c's the weights of bus c, each in the order of use: K-vector by K-vector, within
     it row by row. A tile may be given while others run; banks send ahead as far as the elements have room.
 
+    A tile may come in segments of its K-vectors, so that K is not limited by the banks. The command counts with the first, and holds
+    until its K-vectors are complete. A segment is taken when the banks have sent the one before: its place may be loaded again then.
+
     Loading a place that a tile still needs is the user's fault and is not noticed.
 
     Parameters
@@ -231,7 +235,8 @@ class TileEngine(wiring.Component):
     load : In(stream of load word)
         Always ready; written at once, so a tile that is given in the next cycle gets it.
     tile : In(stream of tile)
-        A command that elements would refuse, or one that goes beyond a bank, is taken, sets ``bad_command`` and does nothing else.
+        A command that elements would refuse, or a segment that is empty, longer than the K-vectors that are left, or goes beyond a bank, is
+        taken, sets ``bad_command`` and does nothing else.
     result : Out(stream of ResultWord), one per column
     clear : In(1)
         Clears the status; only while ``busy`` is 0.
@@ -246,7 +251,7 @@ class TileEngine(wiring.Component):
         "load__payload": "stored row vector and its place: {weight bank, row or column, odd row, address, {records, scales, E2M1 codes}}",
         "load__valid": "a vector is offered",
         "load__ready": "always 1",
-        "tile__payload": "tile to run: {weight base, activation base, {refine_en, mode_nvfp4, kv, n, m}}",
+        "tile__payload": "segment of a tile to run: {K-vectors, weight base, activation base, {refine_en, mode_nvfp4, kv, n, m}}",
         "tile__valid": "a tile is offered",
         "tile__ready": "the tile is taken",
         "result__payload": "{last of the last row's tile, 64-bit sum}; {odd row, even row} in AutoFP2 mode",
@@ -317,20 +322,28 @@ class TileEngine(wiring.Component):
         m.submodules.commands = commands = StreamBuffer(command_layout(config.pe))
         wiring.connect(m, commands.output, array.command)
         tile = self.tile.payload
-        command = tile.command
-        _, refused = check_command(config.pe, command)
+        _, refused = check_command(config.pe, tile.command)
+        held, command = Signal(command_layout(config.pe)), Signal(command_layout(config.pe))
+        left = Signal(len(command.kv))
+        continues = Signal()
         pairs = Mux(command.mode_nvfp4, command.n[1:] + command.n[0], command.n)
-        beyond = (tile.activation_base + command.m * command.kv > config.activation_depth) | (
-            tile.weight_base + pairs * command.kv > config.weight_depth
+        beyond = (tile.activation_base + command.m * tile.segment > config.activation_depth) | (
+            tile.weight_base + pairs * tile.segment > config.weight_depth
         )
         bad, starts = Signal(), Signal()
+        most = Signal(len(left))
         m.d.comb += [
-            bad.eq(refused | beyond),
+            continues.eq(left.any()),
+            command.eq(Mux(continues, held, tile.command)),
+            most.eq(Mux(continues, left, tile.command.kv)),
+            bad.eq((~continues & refused) | beyond | ~tile.segment.any() | (tile.segment > most)),
             self.tile.ready.eq(Cat(bank.request.ready for bank in banks).all() & commands.input.ready),
             starts.eq(self.tile.valid & self.tile.ready & ~bad),
-            commands.input.valid.eq(starts),
+            commands.input.valid.eq(starts & ~continues),
             commands.input.payload.eq(command),
         ]
+        with m.If(starts):
+            m.d.sync += [held.eq(command), left.eq(most - tile.segment)]
         for bank in a_banks:
             request = bank.request.payload
             m.d.comb += [request.base.eq(tile.activation_base), request.m.eq(command.m)]
@@ -342,12 +355,12 @@ class TileEngine(wiring.Component):
                 request.mode_nvfp4.eq(command.mode_nvfp4),
             ]
         for bank in banks:
-            m.d.comb += [bank.request.valid.eq(starts), bank.request.payload.kv.eq(command.kv)]
+            m.d.comb += [bank.request.valid.eq(starts), bank.request.payload.kv.eq(tile.segment)]
 
         # Status.
         clear, refusals, bad_load = Signal(), Signal(), Signal()
         m.d.comb += [
-            self.busy.eq(array.busy | Cat(bank.busy for bank in banks).any() | commands.output.valid),
+            self.busy.eq(array.busy | Cat(bank.busy for bank in banks).any() | commands.output.valid | continues),
             clear.eq(self.clear & ~self.busy),
             array.clear.eq(clear),
             self.status.elements.eq(array.status),

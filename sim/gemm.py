@@ -217,7 +217,7 @@ class Gemm:
                 inputs.load(self._load_words(operands, addresses, bank, weight=True, odd=row % 2))
             inputs.idle(max(end - inputs.length, 0))
             offered.append(inputs.length)
-            inputs.tile(command, a_base, w_base, config)
+            inputs.tile(command, a_base, w_base, kv, config)
             end = inputs.length + duration
             plan.append((a_block, w_block))
         inputs.idle(end - inputs.length)
@@ -317,9 +317,10 @@ class _Rows:
         self._loads += [(self.length + n, word) for n, word in enumerate(words)]
         self.length += len(words)
 
-    def tile(self, command: int, a_base: int, w_base: int, config: EngineConfig) -> None:
-        bits = self._widths["tile__payload"] - (config.activation_depth * config.weight_depth).bit_length() + 1
-        word = command | a_base << bits | w_base << bits + config.activation_depth.bit_length() - 1
+    def tile(self, command: int, a_base: int, w_base: int, kv: int, config: EngineConfig) -> None:
+        width = self._widths["tile__payload"] - config.max_kv.bit_length()
+        bits = width - (config.activation_depth * config.weight_depth).bit_length() + 1
+        word = command | a_base << bits | w_base << bits + config.activation_depth.bit_length() - 1 | kv << width
         self._tiles.append((self.length, word))
         self.length += 1
 

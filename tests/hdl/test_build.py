@@ -52,7 +52,7 @@ CONTRACT = {
     "vmac_autofp2": "clk 1 rst 1 valid_i 1 valid_o 1 a 128 w 160 a_scale 16 w_scale 16 psum_i 64 psum_o 64 status 2",
     "pe": "clk 1 rst 1 command__payload 30 command__valid 1 command__ready 1 weight__payload 216 weight__valid 1 weight__ready 1 "
     "activation__payload 184 activation__valid 1 activation__ready 1 result__payload 65 result__valid 1 result__ready 1 clear 1 busy 1 status 5",
-    "tile_engine": "clk 1 rst 1 load__payload 199 load__valid 1 load__ready 1 tile__payload 51 tile__valid 1 tile__ready 1 clear 1 busy 1 status 6 "
+    "tile_engine": "clk 1 rst 1 load__payload 199 load__valid 1 load__ready 1 tile__payload 64 tile__valid 1 tile__ready 1 clear 1 busy 1 status 6 "
     + " ".join(f"result__{i}__payload 65 result__{i}__valid 1 result__{i}__ready 1" for i in range(4)),
     "read_dma": "clk 1 rst 1 request__payload 61 request__valid 1 request__ready 1 word__payload 129 word__valid 1 word__ready 1 "
     "done__payload 2 done__valid 1 done__ready 1 "

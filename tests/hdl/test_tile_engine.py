@@ -16,7 +16,8 @@ LIMIT = 20_000
 class Loaded:
     """Random tiles, the words that load them, and what must come out."""
 
-    def __init__(self, config, rng, count, tile_sizes=None):
+    def __init__(self, config, rng, count, tile_sizes=None, *, cut=False):
+        self.cut = cut
         self.config, self.loads, self.tiles, self.sizes = config, [], [], []
         self.expected = [[] for _ in range(config.columns)]
         self.status = 0
@@ -43,7 +44,8 @@ class Loaded:
             for place, entry in enumerate(entry_words(config.pe, stored.operands, weights=False)):
                 k, row = divmod(place, rows)
                 self.load(entry, self.w_base + k * pairs + row // 2, index=index, odd=row % 2, weight=1)
-        self.tile(m, n, kv, nvfp4, refine, self.a_base, self.w_base)
+        first = int(rng.integers(1, kv + 1)) if self.cut else kv
+        self.tile(m, n, kv, nvfp4, refine, self.a_base, self.w_base, [first, kv - first] if first < kv else None)
         self.sizes.append((m, n, kv))
         self.a_base += m * kv
         self.w_base += pairs * kv
@@ -51,8 +53,13 @@ class Loaded:
     def load(self, entry, address, *, index=0, odd=0, weight=0):
         self.loads.append({"entry": entry, "address": address, "index": index, "odd": odd, "weight": weight})
 
-    def tile(self, m, n, kv, nvfp4, refine, a_base, w_base):
-        self.tiles.append((command_word(self.config.pe, m, n, kv, nvfp4, refine), a_base, w_base))
+    def tile(self, m, n, kv, nvfp4, refine, a_base, w_base, segments=None):
+        command = command_word(self.config.pe, m, n, kv, nvfp4, refine)
+        pairs = (n + 1) // 2 if nvfp4 else n
+        for length in segments or (kv,):
+            self.tiles.append((command, a_base, w_base, length))
+            a_base += m * length
+            w_base += pairs * length
 
 
 def simulate(loaded, rng, stall=0.0):
@@ -73,12 +80,13 @@ def simulate(loaded, rng, stall=0.0):
             ctx.set(dut.load.valid, 1)
             await ctx.tick()
         ctx.set(dut.load.valid, 0)
-        for command, a_base, w_base in loaded.tiles:
+        for command, a_base, w_base, length in loaded.tiles:
             while rng.random() < stall:
                 await ctx.tick()
             ctx.set(dut.tile.payload.command.as_value(), command)
             ctx.set(dut.tile.payload.activation_base, a_base)
             ctx.set(dut.tile.payload.weight_base, w_base)
+            ctx.set(dut.tile.payload.segment, length)
             ctx.set(dut.tile.valid, 1)
             await ctx.tick().until(dut.tile.ready)
             ctx.set(dut.tile.valid, 0)
@@ -125,7 +133,7 @@ CONFIGURATIONS = [
 @pytest.mark.parametrize("config", CONFIGURATIONS, ids=lambda c: f"{c.rows}x{c.columns}-{c.refinement}")
 def test_loaded_tiles_of_every_mode_give_the_model_s_sums_in_order(config, stall, seed):
     rng = np.random.default_rng([seed, config.rows, config.columns])
-    loaded = Loaded(config, rng, 5)
+    loaded = Loaded(config, rng, 5, cut=True)
     sums, _, (status, busy) = simulate(loaded, rng, stall)
     assert sums == loaded.expected
     assert sum(map(len, sums)) == config.rows * config.columns * sum(m * n for m, n, _ in loaded.sizes)
@@ -154,9 +162,14 @@ def test_tiles_that_do_not_fit_are_reported_and_change_nothing(seed):
         (4, 3, 2, True, False, 0, 13),
         (4, 9, 2, False, False, 0, 0),
         (4, 3, 9, True, False, 0, 0),
+        (4, 3, 2, True, False, 0, 0, [3]),
+        (4, 3, 2, True, False, 0, 0, [0]),
     ):
         loaded.tile(*refused)
-    loaded.tiles.append(good)
+    # Faults in the middle of a tile: longer than what is left, empty, beyond either bank.
+    command, a_base, w_base, _ = good
+    for place in ((0, 0, 1), (a_base, w_base, 2), (a_base, w_base, 0), (29, 0, 1), (0, 15, 1), (4, 3, 1)):
+        loaded.tiles.append((command, *place))
     sums, _, (status, busy) = simulate(loaded, rng)
     assert sums == loaded.expected
     assert (status, busy) == (loaded.status | 16, 0)
