@@ -72,7 +72,7 @@ class Gearbox(wiring.Component):
         most = units_out - 1 + min(units_in, units_out)
         places = most + units_in
 
-        counts = [~beat.last | (beat.count > i) for i in range(self._in)]
+        counts = [~beat.last | (beat.count > i if i else beat.count.any()) for i in range(self._in)]
         uses = counts[::size]
         ends = [beat.last & use & ~after for use, after in zip(uses, [*uses[1:], Const(0, 1)], strict=True)]
         elements = [beat.elements[i] & count.replicate(self._bits) for i, count in enumerate(counts)]

@@ -15,14 +15,15 @@ from hdl.lib.gearbox import Gearbox
 RATIOS = [(1, 1), (3, 4), (4, 3), (1, 16), (16, 4), (4, 4), (2, 6), (6, 2), (5, 3), (1, 2), (3, 1), (8, 12)]
 
 
-def drive(dut, given, taken, *, stalls=0.0, seed=0, limit=20_000, quiet=20, every=None):
+def drive(dut, given, taken, *, stalls=0.0, seed=0, limit=20_000, quiet=20, every=None, seen=None):
     """Offer raw payloads to streams and take from others, until all are through and nothing has moved for ``quiet`` cycles.
 
     ``given`` maps names to (port, payloads), ``taken`` to (port, what is to come); what is offered by the component must stay until it is taken.
-    ``every`` is called with the context in each cycle, after inputs are set. Returns what came, by name, as (cycle, payload).
+    What is to come may be None if it is not known, and payloads a deque that grows. ``every`` is called with the context in each cycle, after inputs
+    are set, ``seen`` with the name and the payload of what is taken. Returns what came, by name, as (cycle, payload).
     """
     rng = random.Random(seed)
-    queues = {name: deque(payloads) for name, (_, payloads) in given.items()}
+    queues = {name: p if isinstance(p, deque) else deque(p) for name, (_, p) in given.items()}
     found = {name: [] for name in taken}
 
     async def bench(ctx):
@@ -39,20 +40,22 @@ def drive(dut, given, taken, *, stalls=0.0, seed=0, limit=20_000, quiet=20, ever
                 every(ctx)
             moved = False
             for name, (port, _) in taken.items():
-                seen = ctx.get(Value.cast(port.payload)) if ctx.get(port.valid) else None
-                assert name not in held or held.pop(name) == seen, f"{name} changed while it waited"
-                if seen is not None and ctx.get(port.ready):
-                    found[name].append((cycle, seen))
+                shown = ctx.get(Value.cast(port.payload)) if ctx.get(port.valid) else None
+                assert name not in held or held.pop(name) == shown, f"{name} changed while it waited"
+                if shown is not None and ctx.get(port.ready):
+                    found[name].append((cycle, shown))
                     moved = True
-                elif seen is not None:
-                    held[name] = seen
+                    if seen:
+                        seen(name, shown)
+                elif shown is not None:
+                    held[name] = shown
             for name, (port, _) in given.items():
                 if offered[name] and ctx.get(port.ready):
                     queues[name].popleft()
                     offered[name], moved = False, True
             await ctx.tick()
             still = 0 if moved else still + 1
-            if still >= quiet and all(len(found[name]) >= count for name, (_, count) in taken.items()):
+            if still >= quiet and all(len(found[name]) >= (count or 0) for name, (_, count) in taken.items()):
                 break
         assert not any(queues.values()), {name: len(queue) for name, queue in queues.items()}
 
@@ -61,7 +64,7 @@ def drive(dut, given, taken, *, stalls=0.0, seed=0, limit=20_000, quiet=20, ever
     simulator.add_testbench(bench)
     simulator.run()
     for name, (_, count) in taken.items():
-        assert len(found[name]) == count, f"{name}: {len(found[name])} of {count}"
+        assert count is None or len(found[name]) == count, f"{name}: {len(found[name])} of {count}"
     return found
 
 
