@@ -13,6 +13,7 @@ from typing import Any
 
 from amaranth.lib import wiring
 
+from hdl.accelerator import Accelerator
 from hdl.array import Array
 from hdl.dma import ReadDma, WriteDma
 from hdl.lib.toolchain import tool_versions
@@ -23,6 +24,7 @@ from hdl.vmac import Vmac
 from hdl.vmac_autofp2 import VmacAutoFp2
 from hdl.vmac_nvfp4 import VmacNvfp4
 from hdl.weight_encoder import WeightEncoder
+from model.accelerator import AcceleratorConfig
 from model.array import ArrayConfig
 from model.dma import DmaConfig
 from model.pe import PeConfig
@@ -83,6 +85,12 @@ BLOCKS = {
         Block("pe", Pe, PeConfig, "processing element: operand buffers, schedule, vector MAC, accumulators"),
         Block("array", Array, ArrayConfig, "array of processing elements with multicast buses and drain chains"),
         Block("tile_engine", TileEngine, EngineConfig, "array with the banks and weight encoders that feed it"),
+        Block(
+            "accelerator",
+            Accelerator,
+            AcceleratorConfig,
+            "matrix products from memory to memory: registers, DMA, tile engine",
+        ),
         Block("read_dma", ReadDma, DmaConfig, "AXI4 manager: bytes at any address to a stream of words"),
         Block("write_dma", WriteDma, DmaConfig, "AXI4 manager: a stream of words to bytes at any address"),
     )

@@ -2,15 +2,35 @@
 
 from collections.abc import Sequence
 
-from amaranth.hdl import Cat, Const, Value
+from amaranth.hdl import Cat, Const, Mux, Value
 
-__all__ = ["gated", "signed_sum_width", "signed_terms", "tree_sum"]
+__all__ = ["gated", "selected", "signed_sum_width", "signed_terms", "tree_sum"]
 
 
 def gated(value: Value, enable: Value) -> Value:
     """Return ``value`` while ``enable`` is set and 0 otherwise, of the same shape."""
     bits = value.as_unsigned() & enable.replicate(len(value))
     return bits.as_signed() if value.shape().signed else bits
+
+
+def selected(parts: Sequence[Value], index: Value) -> Value:
+    """Return ``parts[index]`` by multiplexers, a level for each bit of ``index``; any of them for an index beyond the last.
+
+    Raises
+    ------
+    ValueError
+        ``parts`` is empty.
+    """
+    level = list(parts)
+    if not level:
+        raise ValueError("parts must hold at least one value, not 0")
+    for bit in range(len(index)):
+        if len(level) == 1:
+            break
+        level = [
+            Mux(index[bit], level[i + 1], level[i]) if i + 1 < len(level) else level[i] for i in range(0, len(level), 2)
+        ]
+    return level[0]
 
 
 def tree_sum(terms: Sequence[Value], width: int | None = None) -> Value:

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
-from amaranth.hdl import Cat, Module, ShapeLike, Signal
+from amaranth.hdl import Cat, Module, Shape, ShapeLike, Signal, Value
 from amaranth.lib import stream, wiring
+from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
 
-__all__ = ["StreamBuffer", "multicast"]
+__all__ = ["StreamBuffer", "StreamFifo", "multicast"]
 
 
 class StreamBuffer(wiring.Component):
@@ -43,6 +44,35 @@ class StreamBuffer(wiring.Component):
                 m.d.sync += front.eq(self.input.payload)
         with m.Elif(self.input.valid & ~spare_full):
             m.d.sync += [spare.eq(self.input.payload), spare_full.eq(1)]
+        return m
+
+
+class StreamFifo(wiring.Component):
+    """The library's queue as streams; 1 word per cycle, latency 2.
+
+    Members
+    -------
+    input : In(stream)
+    output : Out(stream)
+    """
+
+    def __init__(self, shape: ShapeLike, depth: int):
+        self._shape = shape
+        self._depth = depth
+        super().__init__({"input": In(stream.Signature(shape)), "output": Out(stream.Signature(shape))})
+
+    def elaborate(self, platform: object) -> Module:
+        """Build the queue."""
+        m = Module()
+        m.submodules.queue = queue = SyncFIFOBuffered(width=Shape.cast(self._shape).width, depth=self._depth)
+        m.d.comb += [
+            queue.w_data.eq(self.input.payload),
+            queue.w_en.eq(self.input.valid),
+            self.input.ready.eq(queue.w_rdy),
+            Value.cast(self.output.payload).eq(queue.r_data),
+            self.output.valid.eq(queue.r_rdy),
+            queue.r_en.eq(self.output.ready),
+        ]
         return m
 
 

@@ -42,6 +42,17 @@ module _widen_{kind} (A, B, Y);
 endmodule"""
     for kind in (*_SAME_WIDTH, *_COMPARED)
 )
+# A logical operator on a vector is one on whether any bit is set.
+_WIDEN += """
+(* techmap_celltype = "$logic_not" *)
+module _widen_logic_not (A, Y);
+  parameter A_SIGNED = 0; parameter A_WIDTH = 1; parameter Y_WIDTH = 1;
+  input [A_WIDTH-1:0] A; output [Y_WIDTH-1:0] Y;
+  wire _TECHMAP_FAIL_ = A_WIDTH == 1;
+  wire any;
+  \\$reduce_or #(.A_SIGNED(0), .A_WIDTH(A_WIDTH), .Y_WIDTH(1)) reduce (.A(A), .Y(any));
+  \\$logic_not #(.A_SIGNED(0), .A_WIDTH(1), .Y_WIDTH(Y_WIDTH)) _TECHMAP_REPLACE_ (.A(any), .Y(Y));
+endmodule"""
 
 
 _HEADER = """\
@@ -108,7 +119,7 @@ def _unit(component: wiring.Component, name: str, platform: VerilogPlatform, *, 
         f"{keep}-remove lint_unused -remove generator -remove top -remove amaranth.hierarchy -remove amaranth.decoding"
     )
     script = (
-        f"read_rtlil <<rtlil\n{text}\nrtlil\nproc -norom\nmemory_collect\nopt_expr\nopt_clean -purge\n"
+        f"read_rtlil <<rtlil\n{text}\nrtlil\nproc -norom\npmuxtree\nmemory_collect\nopt_expr\nopt_clean -purge\n"
         # Cut operators to the bits that are used, then widen operands to their operator: no implicit extension or truncation is left.
         f"wreduce\nopt_clean -purge\nwreduce\nopt_clean -purge\ndesign -push\nread_verilog -icells <<map\n{_WIDEN}\nmap\ndesign -stash widen\ndesign -pop\n"
         f"techmap -autoproc -map %widen\nopt_clean -purge\nsplitnets -driver w:$*\nopt_clean -purge\n"

@@ -1,0 +1,345 @@
+"""Accelerator: products from memory to memory, by descriptors and over AXI (paper, section 6.1 and figure 9; docs/accelerator.md)."""
+
+from typing import Any, ClassVar
+
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
+from amaranth.lib import data, stream, wiring
+from amaranth.lib.wiring import In, Out
+
+from hdl.descriptor import DescriptorQueue
+from hdl.dma import ReadDma, WriteDma, request_layout
+from hdl.lib.arith import selected
+from hdl.lib.axi import Axi4, Axi4Lite, axi_meanings, flat_members
+from hdl.lib.verilog import lint_unused
+from hdl.loader import Loader
+from hdl.output import OutputStage
+from hdl.registers import Interrupt, RegisterBank
+from hdl.tile_engine import TileEngine
+from model.accelerator import MAGIC, RECORD_BYTES, RECORD_OFFSET, REGISTERS, AcceleratorConfig, ErrorCode
+from model.dma import DmaStatus
+
+__all__ = ["Accelerator", "Recorder"]
+
+_CONTROL, _MEMORY = "s_axi", "m_axi"
+_WRITE_BASE = ErrorCode.WRITE_BEYOND - DmaStatus.REFUSED
+_RECORD_BASE = ErrorCode.RECORD_BEYOND - DmaStatus.REFUSED
+_LAST_UNRECORDED = ErrorCode.DESCRIPTOR_DECERR
+_FIRST_UNRECORDED = ErrorCode.DESCRIPTOR_BEYOND
+
+
+def _log2(power: int) -> int:
+    return power.bit_length() - 1
+
+
+def record_layout() -> data.StructLayout:
+    """Return the layout of a record in memory, see :class:`model.accelerator.Record`."""
+    return data.StructLayout({"code": 8, "status": 8, "number": 16, "cycles": 32, "spare": 64})
+
+
+def end_layout(config: AcceleratorConfig) -> data.StructLayout:
+    """Return the layout of how a product ended."""
+    return data.StructLayout({"descriptor": config.address_width, "code": 8, "status": 8, "cycles": 32})
+
+
+class Recorder(wiring.Component):
+    """Write the record of a product that has ended, and count it.
+
+    Members
+    -------
+    end : In(stream of end)
+    request, word, done
+        Those of a :class:`hdl.dma.WriteDma`, in use while ``busy``.
+    busy : Out(1)
+    restart : In(1)
+        Count from 0 again.
+    completed : Out(16)
+    ended, failed : Out(1)
+        Pulses: a product ended well, or with ``code``. The count goes up with them.
+    code : Out(8)
+    """
+
+    def __init__(self, config: AcceleratorConfig):
+        self._config = config
+        super().__init__(
+            {
+                "end": In(stream.Signature(end_layout(config))),
+                "request": Out(stream.Signature(request_layout(config.dma))),
+                "word": Out(stream.Signature(config.data_width)),
+                "done": In(stream.Signature(2)),
+                "busy": Out(1),
+                "restart": In(1),
+                "completed": Out(16),
+                "ended": Out(1),
+                "failed": Out(1),
+                "code": Out(8),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """Build the sequence."""
+        m = Module()
+        config = self._config
+        end = Signal(end_layout(config))
+        record = Signal(record_layout())
+        words = max(RECORD_BYTES * 8 // config.data_width, 1)
+        number = Signal(range(words + 1))
+        m.d.comb += [
+            record.code.eq(end.code),
+            record.status.eq(end.status),
+            record.number.eq(self.completed),
+            record.cycles.eq(end.cycles),
+            self.request.payload.address.eq(end.descriptor + RECORD_OFFSET),
+            self.request.payload.bytes.eq(RECORD_BYTES),
+            self.code.eq(end.code),
+            self.busy.eq(1),
+        ]
+        if words > 1:
+            parts = [record.as_value().word_select(i, config.data_width) for i in range(words)]
+            m.d.comb += self.word.payload.eq(selected(parts, number[: _log2(words)]))
+        else:
+            m.d.comb += self.word.payload.eq(record)
+        with m.FSM():
+            with m.State("idle"):
+                m.d.comb += [self.busy.eq(0), self.end.ready.eq(1)]
+                m.d.sync += [end.eq(self.end.payload), number.eq(0)]
+                with m.If(self.end.valid):
+                    m.next = "request"
+                    # There is no use in writing where nothing could be read.
+                    code = self.end.payload.code
+                    with m.If((code >= _FIRST_UNRECORDED) & (code <= _LAST_UNRECORDED)):
+                        m.next = "count"
+            with m.State("request"):
+                m.d.comb += self.request.valid.eq(1)
+                with m.If(self.request.ready):
+                    m.next = "write"
+            with m.State("write"):
+                m.d.comb += [self.word.valid.eq(number != words), self.done.ready.eq(1)]
+                with m.If(self.word.valid & self.word.ready):
+                    m.d.sync += number.eq(number + 1)
+                with m.If(self.done.valid):
+                    with m.If(self.done.payload.any() & ~end.code.any()):
+                        m.d.sync += end.code.eq(_RECORD_BASE + self.done.payload)
+                    m.next = "count"
+            with m.State("count"):
+                m.d.comb += [self.ended.eq(~end.code.any()), self.failed.eq(end.code.any())]
+                m.d.sync += self.completed.eq(self.completed + 1)
+                m.next = "idle"
+        with m.If(self.restart):
+            m.d.sync += self.completed.eq(0)
+        return m
+
+
+class Accelerator(wiring.Component):
+    """Run the products of a queue of descriptors: operands are read from memory, outputs written to it.
+
+    Loading runs up to two segments of weights and a panel of activations ahead of computing, also into the next product; results drain while
+    the next tile is computed. Products end in order, each with a record in memory and an event; a faulty one ends with its error code and the next
+    one runs.
+
+    Parameters
+    ----------
+    config : AcceleratorConfig
+
+    Members
+    -------
+    s_axi_* : AXI4-Lite subordinate, the registers of :data:`model.accelerator.REGISTERS`
+    m_axi_* : AXI4 manager
+    irq : Out(1)
+    """
+
+    throughput: ClassVar[str] = "rows x columns vectors per cycle, while a vector per cycle can be loaded"
+    port_meanings: ClassVar[dict[str, str]] = {
+        **axi_meanings(_CONTROL, Axi4Lite().flip()),
+        **axi_meanings(_MEMORY, Axi4()),
+        "irq": "level interrupt: an event whose interrupt is enabled has happened",
+    }
+
+    def __init__(self, config: AcceleratorConfig | None = None):
+        self._config = config = config or AcceleratorConfig()
+        control = Axi4Lite(REGISTERS.address_width).flip()
+        memory = Axi4(config.address_width, config.data_width, config.id_width)
+        super().__init__({**flat_members(_CONTROL, control), **flat_members(_MEMORY, memory), "irq": Out(1)})
+
+    @property
+    def config(self) -> AcceleratorConfig:
+        """The configuration that this component was built with."""
+        return self._config
+
+    def elaborate(self, platform: object) -> Module:
+        """Connect registers, queue, loader, tile engine, output stage and DMA engines."""
+        m = Module()
+        config = self._config
+        m.submodules.registers = registers = RegisterBank(REGISTERS)
+        m.submodules.queue = queue = DescriptorQueue(config)
+        m.submodules.loader = loader = Loader(config)
+        m.submodules.engine = engine = TileEngine(config.engine)
+        m.submodules.output = output = OutputStage(config.engine, config.data_width, config.address_width)
+        m.submodules.recorder = recorder = Recorder(config)
+        m.submodules.read = read = ReadDma(config.dma)
+        m.submodules.write = write = WriteDma(config.dma)
+        self._connect_ports(m, registers, read, write)
+
+        cycle = Signal(32)
+        m.d.sync += cycle.eq(cycle + 1)
+
+        # The queue has the read engine while the loader is idle.
+        m.d.comb += [
+            queue.loading.eq(loader.busy),
+            queue.cycle.eq(cycle),
+            loader.job.eq(queue.job),
+            loader.start.eq(queue.start),
+            loader.code.eq(queue.code),
+            loader.since.eq(queue.since),
+            loader.descriptor.eq(queue.descriptor),
+        ]
+        self._share(m, queue.fetching, queue, loader, read, ("request",), ("word", "done"))
+        wiring.connect(m, loader.load, engine.load)
+        for inner, outer in zip(engine.result, output.result, strict=True):
+            wiring.connect(m, inner, outer)
+
+        # Tiles. Banks have sent a segment when the engine would take the next.
+        token, tile = loader.token.payload, engine.tile
+        sends, running, frees = Signal(), Signal(), Signal()
+        ends = Signal()
+        m.d.comb += [
+            tile.payload.eq(token.tile),
+            sends.eq(loader.token.valid & ~token.end & tile.ready & (output.tile.ready | ~token.starts)),
+            tile.valid.eq(sends),
+            output.tile.valid.eq(sends & token.starts),
+            output.tile.payload.address.eq(token.output.address),
+            output.tile.payload.stride.eq(token.output.stride),
+            output.tile.payload.rows.eq(token.output.rows),
+            output.tile.payload.outputs.eq(token.output.outputs),
+            output.tile.payload.m.eq(token.tile.command.m),
+            output.tile.payload.n.eq(token.tile.command.n),
+            output.tile.payload.mode_nvfp4.eq(token.tile.command.mode_nvfp4),
+            output.tile.payload.fp32.eq(token.output.fp32),
+            Value.cast(output.tile.payload.scale).eq(token.output.scale),
+            loader.free_segment.eq(running & tile.ready),
+            loader.free_panel.eq(running & tile.ready & frees),
+            loader.token.ready.eq(sends | ends),
+        ]
+        with m.If(tile.ready):
+            m.d.sync += running.eq(sends)
+        with m.If(sends):
+            m.d.sync += frees.eq(token.frees)
+
+        # Ends. All that a product raised is there when nothing of it is on its way.
+        quiet = Signal()
+        products = Signal(range(_MOST_PRODUCTS + 1))
+        code: Value = Mux(token.code.any(), token.code, Mux(output.error.any(), _WRITE_BASE + output.error, 0))
+        status = Signal(config_status(engine), attrs=lint_unused("no command and no load is bad here"))
+        m.d.comb += [
+            quiet.eq(~running & ~engine.busy & output.idle),
+            recorder.end.valid.eq(loader.token.valid & token.end & quiet),
+            ends.eq(recorder.end.valid & recorder.end.ready),
+            status.eq(engine.status),
+            recorder.end.payload.descriptor.eq(token.descriptor),
+            recorder.end.payload.code.eq(code),
+            recorder.end.payload.status.eq(status.elements.as_value()[:4]),
+            recorder.end.payload.cycles.eq(cycle - token.since),
+            engine.clear.eq(ends),
+            output.clear.eq(ends),
+            output.discard.eq(output.error.any()),
+            # What goes wrong at the output may belong to a product before the one that is loaded.
+            loader.stop.eq(output.error.any() & (products == 1)),
+        ]
+        m.d.sync += products.eq(products + queue.start - ends)
+        self._share(m, recorder.busy, recorder, output, write, ("request", "word"), ("done",))
+
+        # Registers.
+        busy, restart = Signal(), Signal()
+        m.d.comb += [
+            busy.eq(queue.fetching | loader.busy | products.any() | recorder.busy),
+            restart.eq(registers.control_restart & ~busy),
+            queue.restart.eq(restart),
+            recorder.restart.eq(restart),
+            queue.enable.eq(registers.control_enable),
+            queue.base.eq(Cat(Const(0, 8), registers.queue_low_address, registers.queue_high_address)),
+            queue.last.eq(registers.queue_length_last),
+            queue.submitted.eq(registers.submitted_count),
+            registers.state_busy.eq(busy),
+            registers.completed_count.eq(recorder.completed),
+            registers.cycle_count.eq(cycle),
+            registers.events_done_set.eq(recorder.ended),
+            registers.events_error_set.eq(recorder.failed),
+            registers.events_empty_set.eq(
+                (recorder.ended | recorder.failed) & (recorder.completed + 1 == registers.submitted_count)
+            ),
+        ]
+        error_code, error_number = Signal(8), Signal(16)
+        with m.If(recorder.failed):
+            m.d.sync += [error_code.eq(recorder.code), error_number.eq(recorder.completed)]
+        m.d.comb += [registers.error_code.eq(error_code), registers.error_number.eq(error_number)]
+        for name, value in _identity(config).items():
+            m.d.comb += getattr(registers, name).eq(value)
+
+        m.submodules.interrupt = interrupt = Interrupt(3)
+        m.d.comb += [
+            interrupt.status.eq(Cat(registers.events_done, registers.events_error, registers.events_empty)),
+            interrupt.mask.eq(Cat(registers.interrupt_done, registers.interrupt_error, registers.interrupt_empty)),
+            self.irq.eq(interrupt.irq),
+        ]
+        return m
+
+    def _connect_ports(self, m: Module, registers: RegisterBank, read: ReadDma, write: WriteDma) -> None:
+        for inner in (registers, read, write):
+            for name, member in inner.signature.members.items():
+                if name.startswith((f"{_CONTROL}_", f"{_MEMORY}_")):
+                    outside, inside = getattr(self, name), getattr(inner, name)
+                    m.d.comb += inside.eq(outside) if member.flow == In else outside.eq(inside)
+
+    @staticmethod
+    def _share(
+        m: Module,
+        choose: Value,
+        first: Any,
+        second: Any,
+        engine: Any,
+        forth: tuple[str, ...],
+        back: tuple[str, ...],
+    ) -> None:
+        """Give a DMA engine's streams to ``first`` while ``choose`` is set, to ``second`` otherwise."""
+        for name in forth:
+            target = getattr(engine, name)
+            for user, mine in ((first, choose), (second, ~choose)):
+                source = getattr(user, name)
+                m.d.comb += source.ready.eq(target.ready & mine)
+                with m.If(mine):
+                    m.d.comb += [target.payload.eq(source.payload), target.valid.eq(source.valid)]
+        for name in back:
+            source = getattr(engine, name)
+            for user, mine in ((first, choose), (second, ~choose)):
+                target = getattr(user, name)
+                m.d.comb += [target.payload.eq(source.payload), target.valid.eq(source.valid & mine)]
+                with m.If(mine):
+                    m.d.comb += source.ready.eq(target.ready)
+
+
+_MOST_PRODUCTS = 7
+"""More than the queue of tokens can hold the ends of."""
+
+
+def config_status(engine: TileEngine) -> Any:
+    """Return the shape of a tile engine's status."""
+    return engine.signature.members["status"].shape
+
+
+def _identity(config: AcceleratorConfig) -> dict[str, int]:
+    """Return the values of registers that say what was built."""
+    return {
+        "id_magic": MAGIC,
+        "array_rows": config.rows,
+        "array_columns": config.columns,
+        "array_lanes": config.lanes,
+        "memories_accumulators": _log2(config.accumulators),
+        "memories_activation_entries": _log2(config.activation_entries),
+        "memories_activation_depth": _log2(config.activation_depth),
+        "memories_weight_depth": _log2(config.weight_depth),
+        "memories_data_bytes": _log2(config.data_width // 8),
+        "features_refinement": ("none", "slots", "inplace").index(config.refinement),
+        "features_slots": config.slots_per_block if config.refinement == "slots" else 0,
+        "features_exponent_step": int(config.refinement != "none" and config.step == "exponent"),
+        "features_group_scaling": int(config.scaling == "group"),
+        "features_window_shift": config.window_shift,
+    }
