@@ -80,6 +80,23 @@ class Lane(wiring.Component):
         return m
 
 
+def _members(config: EngineConfig, dma: DmaConfig) -> dict[str, wiring.Member]:
+    """Return what both `RawOutput` and `OutputStage` have."""
+    longest = config.columns * config.max_n * 8
+    if longest > MAX_BYTES:
+        raise ValueError(f"columns * max_n * 8 bytes must be at most {MAX_BYTES}, not {longest}")
+    return {
+        "tile": In(stream.Signature(output_tile_layout(config, dma.address_width))),
+        "request": Out(stream.Signature(request_layout(dma))),
+        "word": Out(stream.Signature(dma.data_width)),
+        "done": In(stream.Signature(2)),
+        "discard": In(1),
+        "clear": In(1),
+        "idle": Out(1),
+        "error": Out(2),
+    }
+
+
 class RawOutput(wiring.Component):
     """Write rows of sums: as integers, or as binary32 numbers times the tile's scale; a DMA request per row.
 
@@ -119,23 +136,8 @@ class RawOutput(wiring.Component):
     throughput: ClassVar[str] = "1 element of 32 bits per column and cycle"
 
     def __init__(self, config: EngineConfig, dma: DmaConfig):
-        longest = config.columns * config.max_n * 8
-        if longest > MAX_BYTES:
-            raise ValueError(f"columns * max_n * 8 bytes must be at most {MAX_BYTES}, not {longest}")
         self._config, self._dma = config, dma
-        super().__init__(
-            {
-                "tile": In(stream.Signature(output_tile_layout(config, dma.address_width))),
-                "row": In(stream.Signature(row_layout(config))),
-                "request": Out(stream.Signature(request_layout(dma))),
-                "word": Out(stream.Signature(dma.data_width)),
-                "done": In(stream.Signature(2)),
-                "discard": In(1),
-                "clear": In(1),
-                "idle": Out(1),
-                "error": Out(2),
-            }
-        )
+        super().__init__({"row": In(stream.Signature(row_layout(config))), **_members(config, dma)})
 
     def elaborate(self, platform: object) -> Module:
         """Build the control of rows, the lanes and the way to words."""
@@ -333,9 +335,8 @@ class OutputStage(wiring.Component):
     def __init__(self, config: EngineConfig | None = None, data_width: int = 128, address_width: int = 40):
         self._config = config = config or EngineConfig()
         self._dma = DmaConfig(data_width=data_width, address_width=address_width)
-        self._output = RawOutput(config, self._dma)
-        members = {name: member for name, member in self._output.signature.members.items() if name != "row"}
-        super().__init__({"result": In(stream.Signature(ResultWord)).array(config.columns), **members})
+        results = In(stream.Signature(ResultWord)).array(config.columns)
+        super().__init__({"result": results, **_members(config, self._dma)})
 
     @property
     def config(self) -> EngineConfig:
@@ -346,7 +347,7 @@ class OutputStage(wiring.Component):
         """Put one behind the other; both get every tile."""
         m = Module()
         m.submodules.reorder = reorder = ReorderBuffer(self._config)
-        m.submodules.output = output = self._output
+        m.submodules.output = output = RawOutput(self._config, self._dma)
         for inner, outer in zip(reorder.result, self.result, strict=True):
             wiring.connect(m, wiring.flipped(outer), inner)
         wiring.connect(m, reorder.row, output.row)

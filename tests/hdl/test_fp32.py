@@ -15,11 +15,7 @@ from model.fp32 import from_int, multiply
 from sim.harness import BulkHarness
 
 PATTERNS = [
-    *(
-        exponent << 23 | fraction
-        for exponent in (0, 1, 2, 126, 127, 128, 253, 254, 255)
-        for fraction in (0, 1, 0x7FFFFF)
-    ),
+    *(exponent << 23 | fraction for exponent in (0, 1, 126, 127, 254, 255) for fraction in (0, 1, 0x7FFFFF)),
     *(0x3F800000 + (k << 23) for k in (-24, -23, -1, 23)),
     *(0x00400000, 0x00000003, 0x007FFFFE, 0x3FC00000, 0x1FFFFFFF, 0x20000000, 0x5F000000, 0x7FC00000),
 ]
@@ -48,18 +44,18 @@ def factors(rng, count):
     """Pairs of patterns: each two of `PATTERNS` in both signs, random ones, products around the smallest normal number, and ties."""
     signed = PATTERNS + [pattern | 1 << 31 for pattern in PATTERNS]
     pairs = np.array(list(itertools.product(signed, PATTERNS)), np.uint32)
+    # With two significands of 2**23 + 1 and a subnormal product, all that makes it more than a tie is its lowest bit, which is shifted out.
+    below = [(low << 23 | 1, 126 - low << 23 | 1) for low in (1, 60, 125)]
     drawn = rng.integers(0, 2**32, (count, 2), np.uint32, endpoint=False)
     small = rng.integers(0, 2**23, (count, 2), np.uint32) | rng.integers(0, 2, (count, 2), np.uint32) << np.uint32(31)
     low = rng.integers(0, 127, count)
     high = np.maximum(127 - low + rng.integers(-27, 3, count), 0)
     small |= (np.stack([low, high], 1) << 23).astype(np.uint32)
-    # With two significands of 2**23 + 1, all that makes the product more than a tie is its lowest bit.
-    small[: count // 10] = small[: count // 10] & np.uint32(0xFF800000) | 1
     # Few bits in each significand make exact ties.
-    sparse = drawn & np.uint32(0xFFFFF800) if count else drawn
+    sparse = drawn & np.uint32(0xFFFFF800)
     ties = np.stack([sparse[:, 0], (sparse[:, 1] & np.uint32(0xFF800000)) | np.uint32(0x00400000) >> np.uint32(10)], 1)
     ties[: count // 2] = small[: count // 2] & np.uint32(0xFFFFF000)
-    return np.concatenate([pairs, drawn, small, ties])
+    return np.concatenate([pairs, np.array(below, np.uint32), drawn, small, ties])
 
 
 def through(dut, names, columns, stalls, rng):
@@ -174,7 +170,7 @@ def test_bugs_are_caught(bug, seed):
         columns = {"value": integers(64, rng, 50)}
         expected = from_int(columns["value"])
     else:
-        a, b = factors(rng, 300).T
+        a, b = factors(rng, 100).T
         columns = {"a": a, "b": b}
         expected = multiply(a, b)
     assert through(scope[source.__name__](), list(columns), list(columns.values()), 0, rng) != expected.tolist()
