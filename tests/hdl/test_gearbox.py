@@ -145,16 +145,16 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_bugs_are_caught(bug, seed):
+def test_bugs_are_caught(bug):
     before, after = BUGS[bug]
     text = inspect.getsource(Gearbox)
     assert text.count(before) == 1
     scope = dict(vars(hdl.lib.gearbox))
     exec(text.replace(before, after), scope)
-    rng = random.Random(seed)
+    rng = random.Random(7)
     packets = [[rng.getrandbits(5) for _ in range(rng.randrange(1, 30))] for _ in range(20)]
     try:
-        right, cycles = run(scope["Gearbox"](5, 3, 4), packets, 5, (3, 4), stalls=0.2, seed=seed, limit=2000)
+        right, cycles = run(scope["Gearbox"](5, 3, 4), packets, 5, (3, 4), stalls=0.2, seed=7, limit=2000)
     except AssertionError:
         return
     if bug == "one place less":

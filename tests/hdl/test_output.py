@@ -419,7 +419,7 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_bugs_are_caught(bug, seed):
+def test_bugs_are_caught(bug):
     before, after = BUGS[bug]
     text = inspect.getsource(RawOutput)
     assert text.count(before) == 1
@@ -427,9 +427,9 @@ def test_bugs_are_caught(bug, seed):
     exec(text.replace(before, after), scope)
     exec(inspect.getsource(OutputStage), scope)
     config = config_of(2, 2)
-    tiles = draw_tiles(config, random.Random(seed), 14)
+    tiles = draw_tiles(config, random.Random(7), 14)
     try:
-        run = Run(config, tiles, dut=scope["OutputStage"](config, 32, 40), seed=seed, stalls=0.3, limit=1500)
+        run = Run(config, tiles, dut=scope["OutputStage"](config, 32, 40), seed=7, stalls=0.3, limit=1500)
     except AssertionError:
         return
     assert run.written != run.expected

@@ -90,17 +90,17 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_bugs_are_caught(bug, seed):
+def test_bugs_are_caught(bug):
     before, after = BUGS[bug]
     text = inspect.getsource(ReorderBuffer)
     assert text.count(before) >= 1
     scope = dict(vars(hdl.reorder))
     exec(text.replace(before, after), scope)
     config = config_of(2, 2)
-    rng = random.Random(seed)
+    rng = random.Random(7)
     tiles = [rng.choice(SHAPES) for _ in range(6)]
     try:
-        right, _ = run(scope["ReorderBuffer"](config), config, [(2, 3), *tiles], seed=seed, stalls=0.3, limit=2000)
+        right, _ = run(scope["ReorderBuffer"](config), config, [(2, 3), *tiles], seed=7, stalls=0.3, limit=2000)
     except AssertionError:
         return
     assert not right
