@@ -101,8 +101,9 @@ class RawOutput(wiring.Component):
     """Write rows of sums: as integers, or as binary32 numbers times the tile's scale; a DMA request per row.
 
     The first ``rows`` rows of a tile are written, of each the first ``outputs`` outputs, row k to ``address + k·stride``; the rest is taken and
-    dropped. One beat of as many elements of 32 bits as there are columns goes through per cycle, a sum per column that is dropped as well. A row
-    that would end beyond the address space, which the DMA engine would refuse, is dropped and reported in ``error``.
+    dropped, everything if one of the two is 0. One beat of as many elements of 32 bits as there are columns goes through per cycle; of what is
+    dropped, a sum per column. A row that would end beyond the address space, which the DMA engine would refuse, is dropped and reported in
+    ``error``.
 
     Parameters
     ----------
@@ -166,9 +167,10 @@ class RawOutput(wiring.Component):
         given, coming = tiles.input.payload, tiles.output.payload
         m.d.comb += [
             getattr(given, name).eq(getattr(tile_in, name))
-            for name in ("address", "stride", "rows", "mode_nvfp4", "fp32", "scale")
+            for name in ("address", "stride", "mode_nvfp4", "fp32", "scale")
         ]
         m.d.comb += [
+            given.rows.eq(Mux(tile_in.outputs.any(), tile_in.rows, 0)),
             given.elements.eq(Mux(tile_in.mode_nvfp4 & ~tile_in.fp32, tile_in.outputs << 1, tile_in.outputs)),
             given.reach.eq(tile_in.address + (given.elements << 2)),
             tiles.input.valid.eq(self.tile.valid),

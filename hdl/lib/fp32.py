@@ -7,7 +7,6 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.lib.verilog import lint_unused
-from model.fp32 import QUIET_NAN
 
 __all__ = ["Float", "FloatMultiply", "IntToFloat"]
 
@@ -206,7 +205,7 @@ class FloatMultiply(wiring.Component):
         result = Signal(Float)
         m.d.comb += [result.as_value().eq(Cat(rounded, sign)), result.sign.eq(sign)]
         with m.If(is_nan):
-            m.d.comb += result.as_value().eq(QUIET_NAN)
+            m.d.comb += result.eq(Cat(Const(1 << _FRACTION - 1, _FRACTION), Const(-1, _EXPONENT), Const(0, 1)))
         with m.Elif(is_infinite | (rounded[_FRACTION:] >= (1 << _EXPONENT) - 1)):
             m.d.comb += [result.fraction.eq(0), result.exponent.eq((1 << _EXPONENT) - 1)]
         (output,) = _registers(m, enable, [result.as_value()], "result")
