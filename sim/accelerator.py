@@ -1,0 +1,915 @@
+"""``python -m sim.accelerator``: matrix products of any size on the simulated accelerator, memory to memory, as NumPy arrays (docs/driver.md)."""
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model import autofp2, gemm
+from model.accelerator import (
+    MAGIC,
+    MEANINGS,
+    PITCH,
+    RECORD_BYTES,
+    RECORD_OFFSET,
+    REGISTERS,
+    AcceleratorConfig,
+    Descriptor,
+    ErrorCode,
+    Event,
+    Format,
+    Mode,
+    Record,
+)
+from model.autofp6 import Refined
+from model.block_scaled import BlockScaled
+from model.formats import E2M1, scale_exponent, scale_significand
+from model.llm import PROJECTIONS, layer_tensors, load
+from model.pe import OFFSET_BYTES, Operands
+from model.vmac import GROUP, SUBGROUP, SUBGROUPS
+from sim.axi_memory import BusError, Command, MemoryHarness, Run, Timing
+from sim.design import config_of, generated
+from sim.gemm import layer_products, operands_of
+from sim.image import Image, Output, Plan, plan, plans, shared_masks
+from sim.runner import SimulationError
+
+__all__ = [
+    "SHAPES",
+    "Accelerator",
+    "AcceleratorError",
+    "Batch",
+    "Gemm",
+    "Result",
+    "expected",
+    "extended",
+    "main",
+    "random_gemm",
+    "random_timing",
+    "unit",
+    "verify",
+]
+
+MEMORY = 1 << 25
+"""Bytes of the simulated memory."""
+BASE = 0x8000_0000
+"""Address of its first byte."""
+PATIENCE = 100_000
+"""Cycles that a queue may take beyond many times its estimate."""
+NAMES = {Mode.AUTOFP2: "AutoFP2", Mode.NVFP4: "NVFP4", Mode.AUTOFP6: "AutoFP6"}
+
+SHAPES = (
+    (128, 128, 1024),
+    (256, 256, 1024),
+    (128, 512, 2048),
+    (512, 128, 1024),
+    (64, 64, 64),
+    (1, 512, 1024),
+    (512, 2, 1024),
+    (16, 16, 8192),
+    (128, 128, 8192),
+    (200, 200, 32),
+    (127, 129, 1056),
+    (33, 70, 96),
+    (131, 254, 2080),
+    (5, 7, 160),
+)
+"""Sizes M, N, K that ``--shapes`` runs."""
+
+
+class AcceleratorError(RuntimeError):
+    """A product ended with an error, was not finished, or its results or the memory around them are not what they must be."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Gemm:
+    """One product ``a · wᵀ``.
+
+    Attributes
+    ----------
+    a, w : BlockScaled, Refined or Operands
+        Activations [M, K] and weights [N, K]: tensors of the model, or rows as they are stored, leading axes (rows, KV).
+    mode : Mode
+    out : {"raw", "fp32"}
+        Exact sums as integers, or numbers in FP32.
+    scale : float, optional
+        What FP32 results are multiplied by beside the unit of the sums; by default the product of the tensor scales, for stored rows 1.
+    tiles : (int, int, int), optional
+        ``tile_m``, ``tile_n`` and ``segment``, chosen by :func:`sim.image.plan` by default.
+    """
+
+    a: BlockScaled | Refined | Operands
+    w: BlockScaled | Refined | Operands
+    mode: Mode
+    out: Literal["raw", "fp32"] = "raw"
+    scale: float | None = None
+    tiles: tuple[int, int, int] | None = None
+
+    def stored(self, lanes: int) -> tuple[Operands, Operands]:
+        """Return both operands as rows of whole vectors."""
+        a, w = (x if isinstance(x, Operands) else operands_of(x, lanes) for x in (self.a, self.w))
+        return a, w
+
+    @property
+    def tensor_scale(self) -> float:
+        """What results are multiplied by beside the unit of the sums."""
+        if self.scale is not None:
+            return self.scale
+        scale = 1.0
+        for x in (self.a, self.w):
+            if not isinstance(x, Operands):
+                scale *= float((x.base if isinstance(x, Refined) else x).tensor_scale)
+        return scale
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came of a product.
+
+    Attributes
+    ----------
+    output : ndarray of int64 or float32 [M, N]
+        Raw sums in units of :func:`unit`, or FP32.
+    code : ErrorCode
+    status : int
+        Saturated 1, nan_scale 2, overlap 4, dropped 8.
+    cycles : int
+        From when its descriptor was fetched to its last output, as the accelerator counts them.
+    useful : int
+        Vector operations that its outputs need.
+    plan : Plan
+        Its tiles.
+    """
+
+    output: NDArray[Any]
+    code: ErrorCode
+    status: int
+    cycles: int
+    useful: int
+    plan: Plan
+
+    def utilisation(self, config: AcceleratorConfig) -> float:
+        """Return useful vector operations by cycles and elements."""
+        return self.useful / (self.cycles * config.rows * config.columns)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Results of a queue in its order, the cycles from its start to its interrupt, and the beats on the bus."""
+
+    results: list[Result]
+    cycles: int
+    read_beats: int
+    write_beats: int
+
+    def __len__(self) -> int:
+        return len(self.results)
+
+    def __iter__(self) -> Iterator[Result]:
+        return iter(self.results)
+
+    def __getitem__(self, index: int) -> Result:
+        return self.results[index]
+
+
+def unit(config: AcceleratorConfig, mode: Mode) -> float:
+    """Return what 1 in the sums is worth beside the tensor scales: 2⁻²², in AutoFP2 mode 2^(window_shift - 22) and its constant."""
+    return 2.0**-22 if mode != Mode.AUTOFP2 else 2.0 ** (config.window_shift - 22) * autofp2.C
+
+
+def expected(config: AcceleratorConfig, product: Gemm, found: Plan) -> tuple[NDArray[Any], int]:
+    """Return what the accelerator must give for a product in certain tiles: output and status."""
+    a, w = product.stored(config.lanes)
+    sums, status = gemm.product(config, product.mode, a, w)
+    vectors = -(-len(w.codes) // 2) if product.mode == Mode.AUTOFP2 else len(w.codes)
+    if product.mode == Mode.AUTOFP6 and vectors % (config.columns * found.tile_n):
+        status |= gemm.overcrowded(config, a)
+    if product.out == "raw":
+        return sums, status
+    return gemm.to_fp32(sums, product.tensor_scale * unit(config, product.mode)), status
+
+
+def verify(config: AcceleratorConfig, products: Sequence[Gemm], batch: Batch) -> int:
+    """Compare all results with the model, bit for bit.
+
+    Returns
+    -------
+    int
+        Outputs that were compared.
+
+    Raises
+    ------
+    AcceleratorError
+        A result differs; the message says which and where.
+    """
+    compared = 0
+    for number, (product, result) in enumerate(zip(products, batch, strict=True)):
+        output, status = expected(config, product, result.plan)
+        width = np.int32 if product.out == "fp32" else np.int64
+        wrong = np.argwhere(result.output.view(width) != output.view(width))
+        name = f"product {number} ({NAMES[product.mode]}, {output.shape[0]} × {output.shape[1]})"
+        if output.shape != result.output.shape or output.dtype != result.output.dtype:
+            raise AcceleratorError(f"{name} has shape {result.output.shape}, not {output.shape}")
+        if len(wrong):
+            at = tuple(int(i) for i in wrong[0])
+            raise AcceleratorError(
+                f"{name}: {len(wrong)} outputs of {output.size} differ, first at {at}: {result.output[at]}, not {output[at]}"
+            )
+        if status != result.status:
+            raise AcceleratorError(f"{name} has status {result.status}, not {status}")
+        compared += output.size
+    return compared
+
+
+class Accelerator:
+    """Runs products on a simulated accelerator.
+
+    Parameters
+    ----------
+    simulator : str
+        ``"verilator"`` or ``"icarus"``.
+    memory : int
+        Bytes of memory.
+    stalls : int or mapping of str to int
+        Chances of stalls, see :class:`sim.axi_memory.Timing`.
+    latency : int or (int, int)
+        Cycles that reads and writes take longer in memory.
+    seed : int
+        Of the stalls.
+    waves : bool
+        Record waveforms.
+    **parameters
+        Of the block ``accelerator``.
+
+    Attributes
+    ----------
+    config : AcceleratorConfig
+    timing : Timing
+        May be replaced between runs.
+
+    Raises
+    ------
+    ValueError, TypeError
+        A parameter is outside its range.
+    SimulationError
+        The simulator is missing.
+
+    Examples
+    --------
+    ``Accelerator(rows=2, columns=2).run([Gemm(a, w, Mode.NVFP4)])[0].output`` with ``a`` and ``w`` from :func:`model.block_scaled.quantize`.
+    """
+
+    def __init__(
+        self,
+        simulator: str = "verilator",
+        *,
+        memory: int = MEMORY,
+        stalls: int | dict[str, int] = 0,
+        latency: int | tuple[int, int] = 0,
+        seed: int = 1,
+        waves: bool = False,
+        **parameters: Any,
+    ) -> None:
+        self.config: AcceleratorConfig = config_of("accelerator", **parameters)
+        read, write = (latency, latency) if isinstance(latency, int) else latency
+        self.timing = Timing(read, write, stalls, seed)
+        design = generated("accelerator", **parameters)
+        self.harness = MemoryHarness({"accelerator.v": design.verilog}, design.sidecar, simulator, memory, waves)
+        # Addresses that are too narrow for the usual base leave memory at the bottom.
+        self.base = BASE if BASE + memory <= 1 << self.config.address_width else 0
+
+    def image(self, rng: np.random.Generator | None = None) -> Image:
+        """Return an empty image of the memory; with ``rng`` it is scattered and filled at random, see :class:`sim.image.Image`."""
+        return Image(self.base, max(64, self.config.data_width // 8), rng)
+
+    def place(self, image: Image, product: Gemm) -> tuple[Descriptor, Output, Plan]:
+        """Place a product's operands and room for its output, and return what describes it.
+
+        Raises
+        ------
+        ValueError
+            Sizes do not fit each other, or K does not fit the banks.
+        """
+        config = self.config
+        a, w = product.stored(config.lanes)
+        (m, kv), n = a.codes.shape[:2], len(w.codes)
+        if w.codes.shape[1] != kv:
+            raise ValueError(f"a and w must have the same number of K-vectors, not {kv} and {w.codes.shape[1]}")
+        if product.out not in ("raw", "fp32"):
+            raise ValueError(f"out must be raw or fp32, not {product.out!r}")
+        mode, kind = Mode(product.mode), Format.RAW if product.out == "raw" else Format.FP32
+        if mode == Mode.AUTOFP6 and config.refinement == "none":
+            raise ValueError("mode must be one that the configuration has, not AUTOFP6")
+        found = plan(config, mode, m, n, kv * config.lanes)
+        if product.tiles is not None:
+            tile_m, tile_n, segment = product.tiles
+            found = dataclasses.replace(found, tile_m=tile_m, tile_n=tile_n, segment=segment)
+        refined = mode == Mode.AUTOFP6
+        output = image.reserve_output(m, n, mode, kind)
+        with np.errstate(over="ignore", under="ignore"):
+            scale = np.float32(product.tensor_scale * unit(config, mode))
+        if kind == Format.FP32 and not np.isfinite(scale):
+            raise ValueError(f"scale must be finite in FP32 with the unit of the sums, not {product.tensor_scale}")
+        descriptor = Descriptor(
+            mode,
+            kind,
+            m,
+            n,
+            kv * config.lanes,
+            found.tile_m,
+            found.tile_n,
+            found.segment,
+            image.store_operand(a, refined),
+            image.store_operand(w, refined),
+            output.address,
+            output.stride,
+            int(scale.view(np.uint32)) if kind == Format.FP32 else 0,
+        )
+        return descriptor, output, found
+
+    def play(
+        self,
+        image: Image,
+        descriptors: Sequence[Descriptor | bytes],
+        outputs: Sequence[Output],
+        limit: int,
+        timing: Timing | None = None,
+        rounds: int = 1,
+    ) -> tuple[Run, list[Record | None], int]:
+        """Run a queue once or several times around, wait for the interrupt, and update the image.
+
+        Parameters
+        ----------
+        image : Image
+        descriptors : sequence of Descriptor or bytes
+        outputs : sequence of Output
+            All that may be written beside records.
+        limit : int
+            Most cycles until the interrupt.
+        timing : Timing, optional
+            :attr:`timing` by default.
+        rounds : int
+            How often the ring is run through.
+
+        Returns
+        -------
+        run : Run
+        records : list of Record or None
+            Of every place.
+        cycles : int
+            From the start to the interrupt.
+
+        Raises
+        ------
+        AcceleratorError
+            The interrupt did not come, a register has not the value that it must have, or something else was written.
+        """
+        queue = image.queue(descriptors)
+        count = len(descriptors) * rounds
+        offset = {register.name: register.offset for register in REGISTERS.registers}
+        write, read = Command.write, Command.read
+        commands = [
+            read(offset["id"]),
+            write(offset["queue_low"], queue & 0xFFFFFFFF),
+            write(offset["queue_high"], queue >> 32),
+            write(offset["queue_length"], len(descriptors) - 1),
+            write(offset["interrupt"], Event.EMPTY),
+            write(offset["submitted"], count & 0xFFFF),
+            write(offset["control"], 1),
+            Command.interrupt(limit),
+            Command.dump(),
+            read(offset["completed"]),
+            read(offset["state"]),
+            read(offset["events"]),
+            write(offset["events"], Event.DONE | Event.ERROR | Event.EMPTY),
+            Command.interrupt(100, 0),
+        ]
+        before = image.contents.copy()
+        try:
+            run = self.harness.run(before, commands, timing or self.timing, self.base)
+        except BusError as error:
+            raise AcceleratorError(str(error)) from error
+        image.update(run.memory)
+        reads = [event for event in run.events if event.operation == 2]
+        identity, completed, state, _ = (event.data for event in reads)
+        if identity != MAGIC or completed != count & 0xFFFF or state or any(event.response for event in run.events):
+            raise AcceleratorError(
+                f"registers must have id {MAGIC:#x}, completed {count & 0xFFFF}, not busy, "
+                f"not {identity:#x}, {completed}, state {state}"
+            )
+        changed = run.memory != before
+        for output in outputs:
+            changed[image.written(output)] = False
+        for place in range(len(descriptors)):
+            start = queue - self.base + place * PITCH + RECORD_OFFSET
+            changed[start : start + RECORD_BYTES] = False
+        if changed.any():
+            at = self.base + int(np.argmax(changed))
+            raise AcceleratorError(f"{int(changed.sum())} bytes beside the outputs were written, first {at:#x}")
+        started = next(event.cycle for event in run.events if (event.operation, event.x) == (1, offset["control"]))
+        ended = next(event.cycle for event in run.events if event.operation == 3)
+        return run, image.records(queue, len(descriptors)), ended - started
+
+    def run(
+        self,
+        products: Sequence[Gemm],
+        *,
+        rng: np.random.Generator | None = None,
+        timing: Timing | None = None,
+        check: bool = True,
+    ) -> Batch:
+        """Run products one behind the other from one queue.
+
+        Parameters
+        ----------
+        products : sequence of Gemm
+        rng : numpy.random.Generator, optional
+            Scatter the memory, see :meth:`image`.
+        timing : Timing, optional
+            :attr:`timing` by default.
+        check : bool
+            Raise if a product ends with an error.
+
+        Raises
+        ------
+        ValueError
+            No products, or their sizes do not fit each other, the banks or the memory.
+        AcceleratorError
+            The hardware failed.
+        """
+        if not products:
+            raise ValueError("products must be at least one")
+        image = self.image(rng)
+        placed = [self.place(image, product) for product in products]
+        descriptors, outputs, found = zip(*placed, strict=True)
+        timing = timing or self.timing
+        slow = 256 / (256 - max(timing.chances.values(), default=0))
+        estimate = sum(p.cycles + 1000 + 20 * p.tiles * (timing.read_latency + timing.write_latency) for p in found)
+        run, records, cycles = self.play(image, descriptors, outputs, int(PATIENCE + 20 * slow * estimate), timing)
+        results = []
+        for number, (descriptor, output, tiles, record) in enumerate(
+            zip(descriptors, outputs, found, records, strict=True)
+        ):
+            if record is None:
+                raise AcceleratorError(f"product {number} has no record")
+            if record.number != number & 0xFFFF:
+                raise AcceleratorError(f"product {number} has the record of number {record.number}")
+            if check and record.code != ErrorCode.OK:
+                raise AcceleratorError(
+                    f"product {number} ended with code {int(record.code)}, {record.code.name}: {MEANINGS[record.code]}"
+                )
+            vectors = -(-descriptor.n // 2) if descriptor.mode == Mode.AUTOFP2 else descriptor.n
+            useful = descriptor.m * vectors * (descriptor.k // self.config.lanes)
+            results.append(Result(image.read_output(output), record.code, record.status, record.cycles, useful, tiles))
+        return Batch(results, cycles, run.read_beats, run.write_beats)
+
+
+def extended(a: Operands, w: Operands, step: Literal["fixed", "exponent"] = "fixed") -> tuple[Operands, Operands]:
+    """Turn an AutoFP6 product into an NVFP4 one with a longer K, which has the same sums: how hardware without refinement would run it.
+
+    Each group of 16 that has refined subgroups is there twice: as it is, and with 4δ in the refined subgroups of the weights and the
+    activations' 4δ in the others, under a quarter of the weight's scale.
+
+    Parameters
+    ----------
+    a, w : Operands
+        Leading axes (rows, KV); all weight rows have the same masks, which share no subgroup with any of the activations'.
+    step : {"fixed", "exponent"}
+        Of the offsets.
+
+    Returns
+    -------
+    a, w : Operands
+        Without masks, more K-vectors.
+
+    Raises
+    ------
+    ValueError
+        Masks are not as said, more than two subgroups of a group are refined, or a quarter of a scale that counts is no E4M3 number.
+    """
+    if not shared_masks(w):
+        raise ValueError("w must have the same masks in all rows")
+    if (w.masks[:1] & a.masks).any():
+        raise ValueError("a and w must not refine the same subgroups")
+    lanes, blocks = a.codes.shape[2], a.masks.shape[2]
+    used = (w.masks[0] | np.bitwise_or.reduce(a.masks, axis=0)).reshape(-1) != 0
+    of_w = np.repeat(_bits(w.masks[0]).reshape(-1), SUBGROUP).reshape(-1, GROUP)
+    longer = []
+    for operands, mine in ((a, ~of_w), (w, of_w)):
+        rows = len(operands.codes)
+        codes = operands.codes.reshape(rows, -1, GROUP)
+        quarters = np.where(mine, _quadrupled(operands, step).reshape(codes.shape), codes)[:, used]
+        scales = operands.scales.reshape(rows, -1)
+        more = scales[:, used]
+        if operands is w:
+            more = _quarter(more)
+        groups = codes.shape[1] + quarters.shape[1]
+        padding = -groups % blocks
+        codes = np.pad(np.concatenate([codes, quarters], axis=1), ((0, 0), (0, padding), (0, 0)))
+        scales = np.pad(np.concatenate([scales, more], axis=1), ((0, 0), (0, padding)))
+        masks = np.zeros((rows, (groups + padding) // blocks, blocks), np.uint8)
+        longer.append(
+            Operands(
+                codes.reshape(rows, -1, lanes),
+                scales.reshape(masks.shape),
+                masks,
+                np.zeros((*masks.shape, OFFSET_BYTES), np.uint8),
+            )
+        )
+    return longer[0], longer[1]
+
+
+def _bits(masks: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    return masks[..., None] >> np.arange(SUBGROUPS) & 1 == 1
+
+
+def _quadrupled(operands: Operands, step: str) -> NDArray[np.uint8]:
+    """E2M1 codes of 4δ in refined subgroups, 0 elsewhere; shape of the codes."""
+    bits = _bits(operands.masks)
+    if int(bits.sum(axis=-1).max(initial=0)) > OFFSET_BYTES:
+        raise ValueError(f"a group must have at most {OFFSET_BYTES} refined subgroups")
+    rank = np.minimum(np.cumsum(bits, axis=-1) - bits, OFFSET_BYTES - 1)
+    octets = np.take_along_axis(operands.offsets, rank, axis=-1).astype(np.int64)
+    d = (octets[..., None] >> np.arange(0, 2 * SUBGROUP, 2) & 3 ^ 2) - 2
+    value = (d * bits[..., None]).reshape(operands.codes.shape) / 2.0
+    if step == "exponent":
+        value *= np.array([1, 1, 1, 1, 2, 2, 4, 4] * 2)[operands.codes]
+    return E2M1.encode(value.astype(np.float32))
+
+
+def _quarter(scales: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """E4M3 bytes of a quarter of each scale."""
+    whole = scale_significand(scales) << scale_exponent(scales) - 1
+    table = np.arange(0x7F, dtype=np.uint8)
+    values = scale_significand(table) << scale_exponent(table) - 1
+    place = np.minimum(np.searchsorted(values, whole >> 2), len(table) - 1)
+    inexact = (values[place] * 4 != whole) | (scales > table[-1])
+    if inexact.any():
+        raise ValueError(f"a quarter of every scale must be an E4M3 number, not of {int(scales[inexact][0]):#04x}")
+    return table[place]
+
+
+def random_operands(
+    rng: np.random.Generator,
+    config: AcceleratorConfig,
+    rows: int,
+    kv: int,
+    scales: tuple[int, int],
+    most: int,
+    density: float,
+) -> Operands:
+    """Draw rows of an operand.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+    config : AcceleratorConfig
+    rows, kv : int
+    scales : (int, int)
+        Lowest and highest scale byte.
+    most : int
+        Most refined subgroups of a group; hardware drops what is above two.
+    density : float
+        Share of groups that have any.
+    """
+    blocks = config.vmac.blocks
+    table = np.array([mask for mask in range(16) if mask.bit_count() <= most], np.uint8)
+    count = 1 if rng.random() < 0.5 else rows
+    masks = rng.choice(table, (count, kv, blocks)) * (rng.random((count, kv, blocks)) < density)
+    return Operands(
+        rng.integers(0, 16, (rows, kv, config.lanes), dtype=np.uint8),
+        rng.integers(scales[0], scales[1] + 1, (rows, kv, blocks), dtype=np.uint8),
+        np.broadcast_to(masks, (rows, kv, blocks)).astype(np.uint8),
+        rng.integers(0, 256, (rows, kv, blocks, OFFSET_BYTES), dtype=np.uint8),
+    )
+
+
+def random_gemm(
+    rng: np.random.Generator,
+    config: AcceleratorConfig,
+    m: int,
+    n: int,
+    kv: int,
+    mode: Mode,
+    out: Literal["raw", "fp32"] = "raw",
+) -> Gemm:
+    """Draw a product of given size: codes, scales (once in a while with bytes that are none), masks (some beyond the rules), and tiles."""
+    scales = ((0x28, 0x60), (0, 0x7E), (0x78, 0x7E), (0x28, 0x60), (0, 0xFF))[int(rng.integers(5))]
+    a, w = (
+        random_operands(rng, config, rows, kv, scales, int(rng.integers(0, 5)), float(rng.random())) for rows in (m, n)
+    )
+    if rng.random() < 0.5:
+        w = dataclasses.replace(
+            w, masks=np.where(w.masks & a.masks[:1].max(axis=0, initial=0), 0, w.masks).astype(np.uint8)
+        )
+    tiles = None
+    if rng.random() < 0.5:
+        found = list(plans(config, mode, m, n, kv * config.lanes))
+        chosen = found[int(rng.integers(len(found)))]
+        tiles = chosen.tile_m, chosen.tile_n, int(rng.integers(1, chosen.segment + 1))
+    return Gemm(a, w, mode, out, float(np.float32(rng.choice([1, -3.7, 2.0**100, 2.0**-130, 0]))), tiles)
+
+
+def random_timing(rng: np.random.Generator) -> Timing:
+    """Draw latencies and stalls, of all channels alike or each in its way, and once in a while none."""
+    kind = int(rng.integers(4))
+    read, write = (int(x) for x in rng.integers(0, 80, 2) * (rng.random(2) < 0.7))
+    stalls: int | dict[str, int] = 0
+    if kind == 1:
+        stalls = int(rng.integers(1, 180))
+    elif kind > 1:
+        stalls = {c: int(rng.choice([0, 30, 128, 220])) for c in ("ar", "r", "aw", "w", "b", "lite")}
+    return Timing(read, write, stalls, int(rng.integers(1 << 30)))
+
+
+CAMPAIGN: tuple[dict[str, Any], ...] = (
+    {"rows": 2, "columns": 2, "activation_depth": 64, "weight_depth": 32, "accumulators": 64},
+    {
+        "rows": 1,
+        "columns": 3,
+        "refinement": "inplace",
+        "step": "exponent",
+        "data_width": 64,
+        "activation_depth": 32,
+        "weight_depth": 64,
+    },
+    {
+        "rows": 3,
+        "columns": 1,
+        "lanes": 64,
+        "scaling": "group",
+        "window_shift": 26,
+        "data_width": 256,
+        "activation_depth": 32,
+        "weight_depth": 16,
+    },
+)
+"""Configurations of ``--random``: small banks, so that small products need many tiles and segments."""
+
+
+def random_queue(rng: np.random.Generator, config: AcceleratorConfig, count: int) -> list[Gemm]:
+    """Draw a queue of products of small to middling sizes in all modes of a configuration."""
+    modes = [mode for mode in Mode if mode != Mode.AUTOFP6 or config.refinement != "none"]
+    products = []
+    for _ in range(count):
+        most_m, most_n, most_kv = (1 << int(x) for x in rng.integers(1, (6, 6, 5)))
+        m, n = int(rng.integers(1, most_m + 1)), int(rng.integers(1, most_n + 1))
+        kv = int(rng.integers(1, min(most_kv, config.activation_depth) + 1))
+        mode = modes[int(rng.integers(len(modes)))]
+        products.append(random_gemm(rng, config, m, n, kv, mode, "fp32" if rng.random() < 0.4 else "raw"))
+    return products
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A line of a table: a product that ran and was compared.
+
+    Attributes
+    ----------
+    name : str
+    m, n, k : int
+    mode : str
+    tile_m, tile_n, segment, tiles : int
+    cycles : int
+        By the accelerator's own count, alone in the queue.
+    use : float
+        Useful vector operations by cycles and elements.
+    compared : int
+        Outputs that are equal to the model's.
+    seconds : float
+    """
+
+    name: str
+    m: int
+    n: int
+    k: int
+    mode: str
+    tile_m: int
+    tile_n: int
+    segment: int
+    tiles: int
+    cycles: int
+    use: float
+    compared: int
+    seconds: float
+
+    HEAD = (
+        f"{'name':9} {'M':>5} {'N':>5} {'K':>5} {'mode':8} {'tile':>8} {'segment':>7} {'tiles':>5} "
+        f"{'cycles':>9} {'use %':>6} {'compared':>9} {'s':>6}"
+    )
+
+    def __str__(self) -> str:
+        tile = f"{self.tile_m}×{self.tile_n}"
+        return (
+            f"{self.name:9} {self.m:>5} {self.n:>5} {self.k:>5} {self.mode:8} {tile:>8} {self.segment:>7} {self.tiles:>5} "
+            f"{self.cycles:>9} {100 * self.use:>6.1f} {self.compared:>9} {self.seconds:>6.1f}"
+        )
+
+
+def measure(accelerator: Accelerator, name: str, product: Gemm) -> Row:
+    """Run one product alone, compare it, and return its line; raises like :func:`verify`."""
+    started = time.monotonic()
+    batch = accelerator.run([product])
+    compared = verify(accelerator.config, [product], batch)
+    a, w = product.stored(accelerator.config.lanes)
+    result = batch[0]
+    found = result.plan
+    return Row(
+        name,
+        len(a.codes),
+        len(w.codes),
+        a.codes.shape[1] * accelerator.config.lanes,
+        NAMES[product.mode],
+        found.tile_m,
+        found.tile_n,
+        found.segment,
+        found.tiles,
+        result.cycles,
+        result.utilisation(accelerator.config),
+        compared,
+        time.monotonic() - started,
+    )
+
+
+def layer_rows(
+    accelerator: Accelerator, layer: int, tokens: int, projections: Sequence[str], out: Literal["raw", "fp32"]
+) -> Iterator[Row]:
+    """Run projections of a layer of SmolLM2-135M on its own activations, in every mode.
+
+    Raises
+    ------
+    AcceleratorError
+        A sum is not that of the model, or is farther from the product of the dequantised tensors than rounding allows.
+    """
+    model = load()
+    for name in projections:
+        w, x = layer_tensors(model, layer, name)
+        for product in layer_products(accelerator.config, w, x[:tokens]):
+            mode = next(mode for mode, text in NAMES.items() if text == product.mode)
+            sums, status = gemm.product(accelerator.config, mode, product.a, product.w)
+            worst = float(np.abs(sums - product.exact / product.unit).max())
+            if worst > product.allowed or status:
+                raise AcceleratorError(f"{name} in {product.mode}: sums are off by {worst} units, status {status}")
+            yield measure(accelerator, name, Gemm(product.a, product.w, mode, out))
+
+
+def shape_rows(accelerator: Accelerator, shapes: Sequence[tuple[int, int, int]], seed: int) -> Iterator[Row]:
+    """Run products of random numbers of given sizes, in every mode."""
+    config = accelerator.config
+    rng = np.random.default_rng(seed)
+    for m, n, k in shapes:
+        x, w = (rng.standard_normal((rows, k)).astype(np.float32) for rows in (m, n))
+        for product in layer_products(config, w, x):
+            mode = next(mode for mode, text in NAMES.items() if text == product.mode)
+            yield measure(accelerator, "", Gemm(product.a, product.w, mode))
+
+
+def extended_rows(
+    accelerator: Accelerator, layer: int, tokens: int, projections: Sequence[str]
+) -> Iterator[tuple[Row, Row]]:
+    """Run AutoFP6 products of a layer natively, and by NVFP4 with a longer K; both have the same sums.
+
+    Raises
+    ------
+    AcceleratorError
+        They differ.
+    """
+    model = load()
+    config = accelerator.config
+    for name in projections:
+        w, x = layer_tensors(model, layer, name)
+        *_, native = layer_products(config, w, x[:tokens])
+        a_long, w_long = extended(native.a, native.w, config.step)
+        both = [Gemm(native.a, native.w, Mode.AUTOFP6), Gemm(a_long, w_long, Mode.NVFP4)]
+        sums = [gemm.product(config, product.mode, *product.stored(config.lanes))[0] for product in both]
+        if not (sums[0] == sums[1]).all():
+            raise AcceleratorError(f"{name}: the longer product has other sums")
+        first, second = (measure(accelerator, name, product) for product in both)
+        yield first, second
+
+
+def campaign(count: int, seed: int, simulator: str, together: int = 40) -> Iterator[str]:
+    """Run random products in queues, on each configuration of `CAMPAIGN` in turn; yields lines of progress.
+
+    Raises
+    ------
+    AcceleratorError
+        Something differs; the message has the configuration and the number of the queue, which with the seed gives it back.
+    """
+    done = compared = cycles = 0
+    accelerators: list[Accelerator] = []
+    started = time.monotonic()
+    for number in range(-(-count // together)):
+        which = number % len(CAMPAIGN)
+        if which == len(accelerators):
+            accelerators.append(Accelerator(simulator, memory=1 << 23, **CAMPAIGN[which]))
+        accelerator = accelerators[which]
+        rng = np.random.default_rng((seed, number))
+        products = random_queue(rng, accelerator.config, min(together, count - done))
+        timing = random_timing(rng)
+        try:
+            batch = accelerator.run(products, rng=rng, timing=timing)
+            compared += verify(accelerator.config, products, batch)
+        except AcceleratorError as error:
+            raise AcceleratorError(f"seed {seed}, queue {number}, {CAMPAIGN[which]}, {timing}: {error}") from error
+        done += len(batch)
+        cycles += batch.cycles
+        yield f"{done:>7} products, {compared:>9} outputs, {cycles:>10} cycles, {time.monotonic() - started:7.1f} s"
+    if done != count:
+        raise AcceleratorError(f"{done} products ran, not {count}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m sim.accelerator",
+        description="Matrix products on the simulated accelerator, memory to memory, compared with the model bit for bit. "
+        "By default projections of SmolLM2-135M in every mode.",
+    )
+    add = parser.add_argument
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--shapes", action="store_true", help="products of many sizes instead")
+    what.add_argument(
+        "--extended", action="store_true", help="AutoFP6 beside NVFP4 with a longer K, on a layer's projections"
+    )
+    what.add_argument("--random", type=int, metavar="N", help="N random products in several configurations instead")
+    add("--layer", type=int, default=11, help="decoder layer (default: 11, where activations spike)")
+    add("--projections", nargs="+", default=list(PROJECTIONS), choices=PROJECTIONS, help="matrices (default: all four)")
+    add("--tokens", type=int, default=64, help="tokens (default: 64)")
+    add("--rows", type=int, default=4, help="rows of the array (default: 4)")
+    add("--columns", type=int, default=4, help="columns of the array (default: 4)")
+    add("--data-width", type=int, default=128, help="bits of the data bus (default: 128)")
+    add("--out", choices=("raw", "fp32"), default="raw", help="what a layer's products give (default: raw)")
+    add(
+        "--stalls",
+        type=int,
+        help="chance of a stall per channel and cycle, in 1/256 (default: 40; 0 with --shapes and --extended)",
+    )
+    add("--latency", type=int, help="cycles that memory takes longer (default: 20; 0 with --shapes and --extended)")
+    add("--seed", type=int, default=1, help="seed of stalls and random numbers (default: 1)")
+    add("--simulator", choices=("verilator", "icarus"), default="verilator")
+    add("--json", type=Path, metavar="FILE", help="write the table as JSON as well")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns 0 if every product is right, 1 if not, 2 for wrong arguments."""
+    options = _parser().parse_args(arguments)
+    ideal = options.shapes or options.extended
+    stalls = options.stalls if options.stalls is not None else 0 if ideal else 40
+    latency = options.latency if options.latency is not None else 0 if ideal else 20
+    try:
+        for name in ("tokens", "random"):
+            value = getattr(options, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name} must be at least 1, not {value}")
+        Timing(latency, latency, stalls, options.seed)
+        sizes = {"rows": options.rows, "columns": options.columns, "data_width": options.data_width}
+        AcceleratorConfig(**sizes)
+        if not options.shapes and options.random is None:
+            load().weight(options.layer, options.projections[0])
+        if options.json is not None and not options.json.parent.is_dir():
+            raise ValueError(f"--json must be in a folder that exists, not {options.json}")
+    except (ValueError, RuntimeError, OSError, ImportError) as error:
+        print(f"sim.accelerator: {error}", file=sys.stderr)
+        return 2
+    print(f"seed {options.seed}, stalls {stalls}/256, latency {latency}", flush=True)
+    rows: list[Row] = []
+    try:
+        if options.random is not None:
+            for line in campaign(options.random, options.seed, options.simulator):
+                print(line, flush=True)
+            return 0
+        accelerator = Accelerator(options.simulator, stalls=stalls, latency=latency, seed=options.seed, **sizes)
+        print(Row.HEAD + ("  cycles by native" if options.extended else ""), flush=True)
+        if options.extended:
+            for native, longer in extended_rows(accelerator, options.layer, options.tokens, options.projections):
+                print(f"{native}\n{longer} {longer.cycles / native.cycles:>16.2f}", flush=True)
+                rows += [native, longer]
+        else:
+            found = (
+                shape_rows(accelerator, SHAPES, options.seed)
+                if options.shapes
+                else layer_rows(accelerator, options.layer, options.tokens, options.projections, options.out)
+            )
+            for row in found:
+                print(row, flush=True)
+                rows.append(row)
+    except (AcceleratorError, SimulationError) as error:
+        print(f"sim.accelerator: {error}", file=sys.stderr)
+        return 1
+    compared = sum(row.compared for row in rows)
+    print(f"{len(rows)} products, {compared} outputs, all equal to the model's")
+    if options.json is not None:
+        table = {"seed": options.seed, "stalls": stalls, "latency": latency, **sizes}
+        options.json.write_text(json.dumps({**table, "rows": [dataclasses.asdict(row) for row in rows]}, indent=1))
+    return 0 if compared else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
