@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from amaranth.hdl import Cat, Module
+from amaranth.hdl import Cat, Module, Value
 from amaranth.lib import wiring
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -168,7 +168,7 @@ class Run:
             assert not self.done
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     rows=st.integers(1, 4),
     columns=st.integers(1, 4),
@@ -223,8 +223,8 @@ def test_a_beat_of_elements_goes_through_in_every_cycle(name, shape, seed):
     assert run.cycles[0] == shape[0] * shape[1] + 2 + latency
 
 
-def test_errors_are_kept_until_they_are_cleared(seed):
-    """The first status that is not 0 counts, and one that comes while it is cleared is not lost."""
+def run_with_errors(seed, dut=None):
+    """Requests end with errors, which are cleared now and then; returns whether all was right, and the statuses that were cleared."""
     config = config_of(2, 2)
     tiles = draw_tiles(config, random.Random(seed), 8, shapes=[(4, 2)])
     tiles = [(replace(tile, rows=8), sums) for tile, sums in tiles]
@@ -242,12 +242,19 @@ def test_errors_are_kept_until_they_are_cleared(seed):
         if not model[-1] and ctx.get(run.dut.done.valid):
             model[-1] = ctx.get(run.dut.done.payload)
 
-    run = Run(config, tiles, ends=statuses, each=every, seed=seed, stalls=0.3)
-    assert run.written == run.expected
-    assert {2, 3} <= set(filter(None, clears))
+    run = Run(config, tiles, dut=dut, ends=statuses, each=every, seed=seed, stalls=0.3)
+    return run.written == run.expected, set(filter(None, clears))
 
 
-def test_rows_that_start_while_results_are_discarded_are_dropped_whole(seed):
+def test_errors_are_kept_until_they_are_cleared(seed):
+    """The first status that is not 0 counts, and one that comes while it is cleared is not lost."""
+    right, cleared = run_with_errors(seed)
+    assert right
+    assert {2, 3} <= cleared
+
+
+def run_with_discards(seed, dut=None):
+    """Rows are dropped for a while now and then; returns whether the others are right, and how many were written and dropped."""
     config = config_of(2, 2)
     rng = random.Random(seed)
     tiles = draw_tiles(config, rng, 14)
@@ -257,9 +264,15 @@ def test_rows_that_start_while_results_are_discarded_are_dropped_whole(seed):
         state["discard"] ^= rng.random() < 0.1
         ctx.set(run.dut.discard, state["discard"])
 
-    run = Run(config, tiles, discard=discard, seed=seed, stalls=0.2)
-    assert run.written == [row for row in run.expected if row in run.written]
-    assert 10 < len(run.written) < len(run.expected) - 10
+    run = Run(config, tiles, dut=dut, discard=discard, seed=seed, stalls=0.2, limit=5000)
+    right = run.written == [row for row in run.expected if row in run.written]
+    return right, len(run.written), len(run.expected) - len(run.written)
+
+
+def test_rows_that_start_while_results_are_discarded_are_dropped_whole(seed):
+    right, written, dropped = run_with_discards(seed)
+    assert right
+    assert min(written, dropped) > 10
 
 
 def test_everything_is_dropped_and_the_stage_becomes_idle_while_results_are_discarded(seed):
@@ -400,6 +413,34 @@ def test_bytes_reach_memory_by_the_dma_engine(fails, seed):
     assert len(memory.written) < len(expected)
 
 
+def test_no_output_but_the_results_ready_follows_an_input_of_the_same_cycle(seed):
+    config = config_of(1, 2)
+    tiles = draw_tiles(config, random.Random(seed), 6, shapes=[(2, 2), (1, 3)])
+    probed = []
+
+    def each(ctx, run):
+        dut = run.dut
+        inputs = [dut.clear, dut.discard, dut.request.ready, dut.word.ready]
+        for port in (dut.tile, dut.done, *dut.result):
+            inputs += [port.valid, Value.cast(port.payload)]
+        outputs = [dut.request.valid, dut.request.payload.as_value(), dut.word.valid, dut.word.payload]
+        outputs += [dut.tile.ready, dut.done.ready, dut.idle, dut.error]
+        before = [ctx.get(signal) for signal in outputs]
+        readies = [ctx.get(port.ready) for port in dut.result]
+        for signal in inputs:
+            right = ctx.get(signal)
+            ctx.set(signal, ~right)
+            assert [ctx.get(output) for output in outputs] == before
+            if not any(signal is port.valid for port in dut.result):
+                assert [ctx.get(port.ready) for port in dut.result] == readies
+            ctx.set(signal, right)
+        probed.append(before)
+
+    run = Run(config, tiles, each=each, seed=seed, stalls=0.3)
+    assert run.written == run.expected
+    assert all(len(set(values)) > 1 for values in list(zip(*probed, strict=True))[:5])
+
+
 def test_wrong_widths_and_rows_too_long_for_a_request_are_refused():
     config = config_of(1, 1)
     for width in (16, 48, 2048):
@@ -428,18 +469,39 @@ BUGS = {
 }
 
 
-@pytest.mark.parametrize("bug", BUGS)
-def test_bugs_are_caught(bug):
-    before, after = BUGS[bug]
+def changed(before, after):
+    """Return an output stage with a piece of the source changed."""
     text = inspect.getsource(RawOutput)
     assert text.count(before) == 1
     scope = dict(vars(hdl.output))
     exec(text.replace(before, after), scope)
     exec(inspect.getsource(OutputStage), scope)
+    return scope["OutputStage"](config_of(2, 2), 32, 40)
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_bugs_are_caught(bug):
     config = config_of(2, 2)
     tiles = draw_tiles(config, random.Random(7), 14)
     try:
-        run = Run(config, tiles, dut=scope["OutputStage"](config, 32, 40), seed=7, stalls=0.3, limit=1500)
+        run = Run(config, tiles, dut=changed(*BUGS[bug]), seed=7, stalls=0.3, limit=1500)
     except AssertionError:
         return
     assert run.written != run.expected
+
+
+@pytest.mark.parametrize(
+    ("run", "before", "after"),
+    [
+        (run_with_discards, "wanted & ~beyond, keep)", "wanted & ~beyond, keep & ~self.discard)"),
+        (run_with_errors, "self.clear | ~self.error.any()", "~self.error.any()"),
+        (run_with_errors, "self.clear | ~self.error.any()", "self.clear | ended.any()"),
+    ],
+    ids=["a row is cut short", "never cleared", "the last status counts"],
+)
+def test_bugs_of_discarding_and_of_errors_are_caught(run, before, after):
+    try:
+        right, *_ = run(7, changed(before, after))
+    except AssertionError:
+        return
+    assert not right
