@@ -199,7 +199,7 @@ class Accelerator(wiring.Component):
 
         # Tiles. Banks have sent a segment when the engine would take the next.
         token, tile = loader.token.payload, engine.tile
-        sends, running, frees = Signal(), Signal(), Signal()
+        sends, running, frees = Signal(), Signal(), Signal(2)
         ends = Signal()
         m.d.comb += [
             tile.payload.eq(token.tile),
@@ -216,13 +216,14 @@ class Accelerator(wiring.Component):
             output.tile.payload.fp32.eq(token.output.fp32),
             Value.cast(output.tile.payload.scale).eq(token.output.scale),
             loader.free_segment.eq(running & tile.ready),
-            loader.free_panel.eq(running & tile.ready & frees),
+            loader.free_activations.eq(running & tile.ready & frees[0]),
+            loader.free_panel.eq(running & tile.ready & frees[1]),
             loader.token.ready.eq(sends | ends),
         ]
         with m.If(tile.ready):
             m.d.sync += running.eq(sends)
         with m.If(sends):
-            m.d.sync += frees.eq(token.frees)
+            m.d.sync += frees.eq(Cat(token.frees_activations, token.frees_panel))
 
         # Ends. All that a product raised is there when nothing of it is on its way.
         quiet = Signal()

@@ -24,10 +24,11 @@ from hdl.vmac import Vmac
 from hdl.vmac_autofp2 import VmacAutoFp2
 from hdl.vmac_nvfp4 import VmacNvfp4
 from hdl.weight_encoder import WeightEncoder
-from model.accelerator import AcceleratorConfig
+from model.accelerator import REGISTERS, AcceleratorConfig
 from model.array import ArrayConfig
 from model.dma import DmaConfig
 from model.pe import PeConfig
+from model.registers import RegisterMap, emit
 from model.tile_engine import EngineConfig
 from model.vmac import VmacConfig
 from model.vmac_autofp2 import AutoFp2Config
@@ -51,12 +52,15 @@ class Block:
         A frozen dataclass with a default for every parameter.
     summary : str
         One line.
+    registers : RegisterMap, optional
+        Registers that a driver sees; written as Markdown, C header and JSON beside the Verilog.
     """
 
     name: str
     component: type[wiring.Component]
     config: type
     summary: str
+    registers: RegisterMap | None = None
 
     def parameters(self) -> dict[str, Any]:
         """Names and defaults of the parameters."""
@@ -86,10 +90,7 @@ BLOCKS = {
         Block("array", Array, ArrayConfig, "array of processing elements with multicast buses and drain chains"),
         Block("tile_engine", TileEngine, EngineConfig, "array with the banks and weight encoders that feed it"),
         Block(
-            "accelerator",
-            Accelerator,
-            AcceleratorConfig,
-            "matrix products from memory to memory: registers, DMA, tile engine",
+            "accelerator", Accelerator, AcceleratorConfig, "matrix products from memory to memory, over AXI", REGISTERS
         ),
         Block("read_dma", ReadDma, DmaConfig, "AXI4 manager: bytes at any address to a stream of words"),
         Block("write_dma", WriteDma, DmaConfig, "AXI4 manager: a stream of words to bytes at any address"),
@@ -265,6 +266,8 @@ def _write(options: argparse.Namespace) -> None:
             ("json", json.dumps(generated.sidecar, indent=2, ensure_ascii=False) + "\n"),
         ):
             (options.output / f"{block.name}.{suffix}").write_text(text, encoding="utf-8", newline="\n")
+        if block.registers is not None:
+            emit(block.registers, options.output)
         print(f"{options.output / block.name}.v  {dataclasses.asdict(block.config(**parameters))}")
 
 

@@ -58,6 +58,9 @@ class DescriptorCheck(wiring.Component):
     def __init__(self, config: AcceleratorConfig):
         self._config = config
         super().__init__({"descriptor": In(DESCRIPTOR), "code": Out(8), "job": Out(job_layout(config))})
+        Value.cast(self.descriptor).attrs.update(
+            lint_unused("without refinement, addresses of masks and offsets do not count")
+        )
 
     def elaborate(self, platform: object) -> Module:
         """Build the products first, then the comparisons."""

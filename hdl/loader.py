@@ -38,6 +38,13 @@ def vector_bytes(config: AcceleratorConfig) -> dict[str, int]:
     return {"codes": config.lanes // 2, "scales": config.lanes // GROUP, "masks": config.lanes // GROUP // 2}
 
 
+def _word_bits(config: AcceleratorConfig) -> dict[str, int]:
+    """Return how much of a bus word can be needed of each array: no more than there is of a chunk."""
+    chunk = {name: CHUNK * size for name, size in vector_bytes(config).items()}
+    chunk["offsets"] = CHUNK * SUBGROUPS * config.vmac.blocks
+    return {name: min(config.data_width, 8 * chunk[name]) for name in arrays_of(config)}
+
+
 def _address_bits(config: AcceleratorConfig) -> int:
     return max(config.activation_depth, config.weight_depth).bit_length() - 1
 
@@ -93,8 +100,8 @@ def output_layout(config: AcceleratorConfig) -> data.StructLayout:
 def token_layout(config: AcceleratorConfig) -> data.StructLayout:
     """Return the layout of a token: a segment that is loaded, or a product's end.
 
-    ``starts``: the first segment of a tile; ``frees``: the last one that needs its activations; ``code``: how loading ended; ``since`` and
-    ``descriptor``: when the product began and the address of its descriptor.
+    ``starts``: the first segment of a tile; ``frees_activations``: no later one needs its activations; ``frees_panel``: nor any of its panel;
+    ``code``: how loading ended; ``since`` and ``descriptor``: when the product began and the address of its descriptor.
     """
     return data.StructLayout(
         {
@@ -103,7 +110,8 @@ def token_layout(config: AcceleratorConfig) -> data.StructLayout:
             "since": 32,
             "descriptor": config.address_width,
             "starts": 1,
-            "frees": 1,
+            "frees_activations": 1,
+            "frees_panel": 1,
             "tile": tile_layout(config),
             "output": output_layout(config),
         }
@@ -157,7 +165,7 @@ def piece_layout(config: AcceleratorConfig) -> data.StructLayout:
 
 
 def _row_bits(config: AcceleratorConfig) -> int:
-    return (config.columns * config.max_n - 1).bit_length()
+    return (max(config.rows * config.max_m, config.columns * config.max_n) - 1).bit_length()
 
 
 def _ones(value: Value) -> Value:
@@ -169,10 +177,11 @@ def _log2(power: int) -> int:
 
 
 class Walker(wiring.Component):
-    """Walk a product: a panel of activations, then for each tile of weights its segments, then the next panel.
+    """Walk a product: panel of activations by panel, within it tile by tile of weights, within it segment by segment of K.
 
-    Chunks come in the order in which they are to be loaded, 1 per cycle. Padding and, after an error, everything else gives chunks of zeros until
-    the tile is complete.
+    Chunks come in the order in which they are to be loaded, 1 per cycle. Activations come with the segments of their panel's first tile. A panel
+    that fits half of the banks begins when the other half's last use is over; one that does not follows segment by segment where the panel before
+    is no longer needed. Padding and, after an error, everything else gives chunks of zeros until the tile is complete.
 
     Members
     -------
@@ -187,8 +196,8 @@ class Walker(wiring.Component):
         End with this tile.
     code, since, descriptor : In
         Go into the end's token. They must hold while ``busy``.
-    free_panel, free_segment : In(1)
-        The oldest panel, segment of weights is no longer needed.
+    free_panel, free_activations, free_segment : In(1)
+        The oldest panel, its next segment of activations, the oldest segment of weights is no longer needed. A panel goes with its last segment.
     quiet : In(1)
         All chunks were assembled.
     mask : Out(stream of mask request)
@@ -210,6 +219,7 @@ class Walker(wiring.Component):
             "since": In(32),
             "descriptor": In(config.address_width),
             "free_panel": In(1),
+            "free_activations": In(1),
             "free_segment": In(1),
             "quiet": In(1),
             "chunk": Out(stream.Signature(chunk_layout(config))),
@@ -247,6 +257,9 @@ class Walker(wiring.Component):
         a_half, w_half, was_single = Signal(), Signal(), Signal()
         a_base = Signal(tile_layout(config)["activation_base"].shape)
         panels, segments = Signal(range(3)), Signal(range(3))
+        # Segments of the panel: which is loaded, and how many of the panel before are free.
+        part, freed = Signal(len(job.kv)), Signal(len(job.kv))
+        first_tile = Signal()
 
         # Sizes of a tile in rows of memory.
         panel_rows = Signal((config.rows * config.max_m).bit_length())
@@ -321,7 +334,8 @@ class Walker(wiring.Component):
             token.output.fp32.eq(job.fp32),
             token.output.scale.eq(job.out_scale),
             token.starts.eq(~k_start.any()),
-            token.frees.eq(tile_ends & (panel_ends | self.stop)),
+            token.frees_activations.eq(panel_ends | self.stop),
+            token.frees_panel.eq(tile_ends & (panel_ends | self.stop)),
             token.code.eq(self.code),
             token.since.eq(self.since),
             token.descriptor.eq(self.descriptor),
@@ -333,8 +347,10 @@ class Walker(wiring.Component):
         m.d.sync += [
             panels.eq(panels + takes_panel - self.free_panel),
             segments.eq(segments + takes_segment - self.free_segment),
+            freed.eq(Mux(self.free_panel, 0, freed + self.free_activations)),
         ]
         stopped = Signal()
+        half = _log2(config.activation_depth) - 1
         m.d.comb += self.busy.eq(1)
         with m.FSM():
             with m.State("idle"):
@@ -343,49 +359,58 @@ class Walker(wiring.Component):
                     *(panel[name].eq(job.a[name]) for name in arrays),
                     out_next.eq(job.out),
                     a_left.eq(job.m),
-                    stopped.eq(0),
                 ]
                 with m.If(self.start):
-                    m.next = "panel"
+                    m.next = "first panel"
                     with m.If(self.code.any()):
                         m.next = "end"
+            with m.State("first panel"), m.If(~panels.any() | ~(job.single | was_single)):
+                m.next = "panel"
             with m.State("panel"):
-                # A panel that needs more than half of the banks has them to itself.
-                m.d.comb += takes_panel.eq(Mux(job.single | was_single, ~panels.any(), ~panels[1]))
+                m.d.comb += takes_panel.eq(~panels[1])
                 m.d.sync += [
-                    *(row[name].eq(panel[name]) for name in arrays),
                     *(tile[name].eq(job.w[name]) for name in arrays),
-                    row_left.eq(a_left),
                     w_left.eq(job.n),
                     out_tile.eq(out_next),
-                    weight.eq(0),
-                    length.eq(job.kv),
                     k_start.eq(0),
-                    step.eq(job.tile_m),
+                    part.eq(0),
+                    first_tile.eq(1),
+                    a_base.eq(Cat(Const(0, half), ~a_half & ~job.single)),
                 ]
-                for target in (base, line, a_base):
-                    half = Cat(Const(0, _log2(config.activation_depth) - 1), ~a_half & ~job.single)
-                    m.d.sync += target.eq(half)
                 with m.If(takes_panel):
                     m.d.sync += [a_half.eq(~a_half & ~job.single), was_single.eq(job.single)]
-                    m.next = "rows"
+                    m.next = "segment"
             with m.State("segment"):
+                # Activations may take the place of the panel before.
+                in_place = first_tile & job.single & panels[1]
                 m.d.comb += [
-                    self.token.valid.eq(~segments[1]),
+                    self.token.valid.eq(~segments[1] & (~in_place | (freed > part))),
                     takes_segment.eq(self.token.valid & self.token.ready),
                 ]
+                m.d.sync += [
+                    *(row[name].eq(Mux(first_tile, panel[name], tile[name])) for name in arrays),
+                    row_left.eq(Mux(first_tile, a_left, w_left)),
+                    weight.eq(~first_tile),
+                    length.eq(token.tile.segment),
+                    step.eq(Mux(first_tile, job.tile_m, pairs)),
+                ]
+                for target in (base, line):
+                    m.d.sync += target.eq(Mux(first_tile, a_base, token.tile.weight_base))
+                with m.If(takes_segment):
+                    m.d.sync += [part.eq(part + 1), stopped.eq(tile_ends & self.stop)]
+                    m.next = "rows"
+            with m.State("weights"):
                 m.d.sync += [
                     *(row[name].eq(tile[name]) for name in arrays),
                     row_left.eq(w_left),
                     weight.eq(1),
-                    length.eq(token.tile.segment),
                     step.eq(pairs),
                 ]
                 for target in (base, line):
                     m.d.sync += target.eq(token.tile.weight_base)
-                with m.If(takes_segment):
-                    m.d.sync += [w_half.eq(~w_half), stopped.eq(tile_ends & self.stop)]
-                    m.next = "rows"
+                with m.If(tile_ends):
+                    m.d.sync += [panel[name].eq(row[name]) for name in arrays]
+                m.next = "rows"
             with m.State("rows"):
                 if refinement:
                     wanted = Signal()
@@ -414,7 +439,7 @@ class Walker(wiring.Component):
                         number.eq(number + 1),
                         odd.eq(stays),
                     ]
-                    with m.If(~weight):
+                    with m.If(~weight & ~k_start.any()):
                         m.d.sync += out_next.eq(out_next + job.out_stride)
                     # Rows of activations go to one element row after the other, those of weights to each column in turn.
                     with m.If(~stays):
@@ -430,20 +455,18 @@ class Walker(wiring.Component):
                     m.d.sync += line.eq(base + Mux(weight & ~job.fp2, following >> 1, following))
                     with m.If(load_ends):
                         m.d.sync += number.eq(0)
-                        m.next = "panel loaded"
+                        m.next = "weights"
                         with m.If(weight):
                             m.next = "segment loaded"
-            with m.State("panel loaded"):
-                m.d.sync += [panel[name].eq(row[name]) for name in arrays]
-                m.next = "segment"
             with m.State("segment loaded"):
-                m.d.sync += [k_start.eq(behind), a_base.eq(a_base + job.tile_m * job.segment)]
+                m.d.sync += [k_start.eq(behind), a_base.eq(a_base + job.tile_m * job.segment), w_half.eq(~w_half)]
                 m.next = "segment"
                 with m.If(tile_ends):
                     m.d.sync += [
                         *(tile[name].eq(row[name]) for name in arrays),
                         k_start.eq(0),
-                        a_base.eq(Cat(Const(0, _log2(config.activation_depth) - 1), a_half)),
+                        a_base.eq(Cat(Const(0, half), a_half)),
+                        first_tile.eq(0),
                         w_left.eq(w_left - tile_rows),
                         out_tile.eq(out_tile + tile_bytes),
                     ]
@@ -491,15 +514,12 @@ class Fetcher(wiring.Component):
             "word": In(stream.Signature(word_layout(config.dma))),
             "done": In(stream.Signature(2)),
             "piece": Out(stream.Signature(piece_layout(config))),
-            "scales": Out(stream.Signature(config.data_width)),
-            "codes": Out(stream.Signature(config.data_width)),
             "error": Out(2),
             "clear": In(1),
         }
         if config.refinement != "none":
             members["mask"] = In(stream.Signature(mask_request_layout(config)))
-            members["masks"] = Out(stream.Signature(config.data_width))
-            members["offsets"] = Out(stream.Signature(config.data_width))
+        members |= {name: Out(stream.Signature(bits)) for name, bits in _word_bits(config).items()}
         super().__init__(members)
 
     def elaborate(self, platform: object) -> Module:
@@ -521,21 +541,19 @@ class Fetcher(wiring.Component):
         wiring.connect(m, pieces.output, wiring.flipped(self.piece))
         kind_layout = data.StructLayout({"kind": 2, "more": (CHUNK * config.lanes // 2).bit_length() - beat})
         m.submodules.kinds = kinds = StreamFifo(kind_layout, _REQUESTS)
-        depths = {_SCALES: 2 * words_of(CHUNK * size["scales"]), _CODES: 4}
-        outputs = {_SCALES: self.scales, _CODES: self.codes}
         ahead = _CHUNKS + _PIECES + 3
-        if refinement:
-            depths |= {
-                _MASKS: ahead * words_of(CHUNK * size["masks"]),
-                _OFFSETS: 1 + words_of(CHUNK * SUBGROUPS * config.vmac.blocks),
-            }
-            outputs |= {_MASKS: self.masks, _OFFSETS: self.offsets}
+        depths = {
+            "masks": ahead * words_of(CHUNK * size["masks"]),
+            "scales": 2 * words_of(CHUNK * size["scales"]),
+            "offsets": 1 + words_of(CHUNK * SUBGROUPS * config.vmac.blocks),
+            "codes": 4,
+        }
+        kinds_of = {"masks": _MASKS, "scales": _SCALES, "offsets": _OFFSETS, "codes": _CODES}
         queues = {}
-        for kind, name in ((_MASKS, "masks"), (_SCALES, "scales"), (_OFFSETS, "offsets"), (_CODES, "codes")):
-            if kind in outputs:
-                m.submodules[f"{name}_words"] = queue = StreamFifo(config.data_width, max(depths[kind], 2))
-                wiring.connect(m, queue.output, wiring.flipped(outputs[kind]))
-                queues[kind] = queue.input
+        for name, bits in _word_bits(config).items():
+            m.submodules[f"{name}_words"] = queue = StreamFifo(bits, max(depths[name], 2))
+            wiring.connect(m, queue.output, wiring.flipped(getattr(self, name)))
+            queues[kinds_of[name]] = queue.input
 
         # Requests.
         request = self.request.payload
@@ -556,7 +574,7 @@ class Fetcher(wiring.Component):
             m.submodules.counts = counts = StreamFifo(octets_bits, ahead)
             m.submodules.pointers = memory = Memory(
                 shape=(config.max_kv * SUBGROUPS * config.vmac.blocks).bit_length(),
-                depth=1 << _row_bits(config),
+                depth=2 << _row_bits(config),
                 init=[],
             )
             read, write = memory.read_port(), memory.write_port()
@@ -564,9 +582,9 @@ class Fetcher(wiring.Component):
             octets = Signal(octets_bits)
             m.d.comb += [
                 read.en.eq(1),
-                read.addr.eq(chunk.row),
+                read.addr.eq(Cat(chunk.row, chunk.weight)),
                 start.eq(Mux(chunk.first, 0, Mux(chunk.resumes, read.data, pointer))),
-                write.addr.eq(chunk.row),
+                write.addr.eq(read.addr),
                 write.data.eq(start + counts.output.payload),
                 pieces.input.payload.octets.eq(Mux(chunk.zero, 0, octets)),
             ]
@@ -600,7 +618,7 @@ class Fetcher(wiring.Component):
                         request.bytes.eq(counts.output.payload),
                     ]
                     with m.If(~counts.output.payload.any() | (accepted & ~asks_mask)):
-                        m.d.comb += [counts.output.ready.eq(1), write.en.eq(chunk.weight)]
+                        m.d.comb += [counts.output.ready.eq(1), write.en.eq(1)]
                         m.d.sync += [octets.eq(counts.output.payload), pointer.eq(write.data)]
                         m.next = "codes"
             with m.State("codes"):
@@ -649,10 +667,9 @@ class Fetcher(wiring.Component):
 
         if refinement:
             # A byte of offsets for every bit of the masks.
-            some = min(config.data_width, CHUNK * size["masks"] * 8)
             sum_, total = Signal(octets_bits), Signal(octets_bits)
             masks = queues[_MASKS]
-            m.d.comb += total.eq(sum_ + _ones(masks.payload[:some]))
+            m.d.comb += total.eq(sum_ + _ones(masks.payload))
             counted, count = Signal(), Signal(octets_bits)
             with m.If(counts.input.ready):
                 m.d.sync += counted.eq(0)
@@ -684,15 +701,11 @@ class Assembler(wiring.Component):
         self._config = config
         members = {
             "piece": In(stream.Signature(piece_layout(config))),
-            "scales": In(stream.Signature(config.data_width)),
-            "codes": In(stream.Signature(config.data_width)),
             "load": Out(stream.Signature(load_layout(config))),
             "done": Out(1),
             "segment_done": Out(1),
         }
-        if config.refinement != "none":
-            members["masks"] = In(stream.Signature(config.data_width))
-            members["offsets"] = In(stream.Signature(config.data_width))
+        members |= {name: In(stream.Signature(bits)) for name, bits in _word_bits(config).items()}
         super().__init__(members)
 
     def elaborate(self, platform: object) -> Module:
@@ -701,7 +714,6 @@ class Assembler(wiring.Component):
         config = self._config
         refinement = config.refinement != "none"
         size = vector_bytes(config)
-        width = config.data_width
 
         piece = Signal(piece_layout(config))
         active, go, last, takes = Signal(), Signal(), Signal(), Signal()
@@ -714,7 +726,7 @@ class Assembler(wiring.Component):
 
         def slices(words: stream.Interface, octets: int, name: str) -> Value:
             """Return the vector's share of a word, or of several; each is given up with the last vector in it."""
-            bits = octets * 8
+            bits, width = octets * 8, len(words.payload)
             if bits > width:
                 parts = bits // width
                 got = Signal(range(parts), name=f"{name}_got")
@@ -781,19 +793,18 @@ class Assembler(wiring.Component):
     ) -> Value:
         """Build the readers of masks and offsets and return whether the vector's are there."""
         config = self._config
-        width, blocks = config.data_width, config.vmac.blocks
-        octets = width // 8
-        bits = vector_bytes(config)["masks"] * 8
-        count = _log2(width // bits)
+        blocks = config.vmac.blocks
         words = self.masks.payload
+        width, octets = len(self.offsets.payload), len(self.offsets.payload) // 8
+        bits = vector_bytes(config)["masks"] * 8
+        slots = len(words) // bits
+        count = _log2(slots)
         refines = Signal()
         masks = Signal(bits)
         needs = Signal((SUBGROUPS * blocks).bit_length())
         m.d.comb += [
             refines.eq(piece.refined & ~piece.zero),
-            masks.eq(
-                gated(selected([words.word_select(i, bits) for i in range(width // bits)], vector[:count]), refines)
-            ),
+            masks.eq(gated(selected([words.word_select(i, bits) for i in range(slots)], vector[:count]), refines)),
             self.masks.ready.eq(go & refines & (vector[:count].all() | last)),
             needs.eq(_ones(masks)),
         ]
@@ -824,8 +835,10 @@ class Assembler(wiring.Component):
         with m.If(takes):
             m.d.sync += [left.eq(self.piece.payload.octets), at.eq(0), have.eq(0)]
 
-        before: Value = Const(0, 1)
+        following: Value = Const(0, 0)
         for block in range(blocks):
+            before = Signal(range(SUBGROUPS * block + 1), name=f"before_{block}")
+            m.d.comb += before.eq(following)
             mask = masks.word_select(block, SUBGROUPS)
             ones = Signal(range(SUBGROUPS + 1), name=f"ones_{block}")
             record = entry.records[block]
@@ -833,7 +846,7 @@ class Assembler(wiring.Component):
             for i in range(OFFSET_BYTES):
                 octet = selected([window.word_select(j, 8) for j in range(i, SUBGROUPS * blocks)], before)
                 m.d.comb += record.offsets[i].eq(Mux(ones > i if i else ones.any(), octet, 0))
-            before = before + ones
+            following = before + ones
         return self.masks.valid & there
 
 
@@ -855,8 +868,8 @@ class Loader(wiring.Component):
     busy : Out(1)
     stop : In(1)
         End with the tile that is being loaded.
-    free_panel, free_segment : In(1)
-        The oldest panel of activations, segment of weights is no longer needed.
+    free_panel, free_activations, free_segment : In(1)
+        As of :class:`Walker`.
     request, word, done
         Those of a :class:`hdl.dma.ReadDma`.
     load : Out(stream of load word)
@@ -876,6 +889,7 @@ class Loader(wiring.Component):
                 "busy": Out(1),
                 "stop": In(1),
                 "free_panel": In(1),
+                "free_activations": In(1),
                 "free_segment": In(1),
                 "request": Out(stream.Signature(request_layout(config.dma))),
                 "word": In(stream.Signature(word_layout(config.dma))),
@@ -919,6 +933,7 @@ class Loader(wiring.Component):
             walker.failed.eq(failed),
             walker.stop.eq(self.stop | failed),
             walker.free_panel.eq(self.free_panel),
+            walker.free_activations.eq(self.free_activations),
             walker.free_segment.eq(self.free_segment),
             self.busy.eq(walker.busy),
         ]

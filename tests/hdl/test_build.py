@@ -34,6 +34,12 @@ CONFIGURATIONS = [
     ("tile_engine", {"rows": 1, "columns": 4, "activation_depth": 8, "weight_depth": 8}),
     ("tile_engine", {"rows": 2, "columns": 2, "activation_depth": 32, "weight_depth": 64}),
     ("tile_engine", {"rows": 1, "columns": 1, "refinement": "none", "activation_depth": 64, "weight_depth": 16}),
+    ("accelerator", {}),
+    ("accelerator", {"rows": 1, "columns": 1, "refinement": "none", "data_width": 64, "address_width": 32}),
+    (
+        "accelerator",
+        {"rows": 2, "columns": 3, "lanes": 64, "data_width": 1024, "address_width": 64, "scaling": "group"},
+    ),
     ("array", {"rows": 1, "columns": 3}),
     ("array", {"rows": 3, "columns": 1, "refinement": "none"}),
     ("read_dma", {}),
@@ -63,6 +69,15 @@ CONTRACT = {
     "m_axi_awid 1 m_axi_awaddr 40 m_axi_awlen 8 m_axi_awsize 3 m_axi_awburst 2 m_axi_awlock 1 m_axi_awcache 4 m_axi_awprot 3 "
     "m_axi_awqos 4 m_axi_awvalid 1 m_axi_awready 1 m_axi_wdata 128 m_axi_wstrb 16 m_axi_wlast 1 m_axi_wvalid 1 m_axi_wready 1 "
     "m_axi_bid 1 m_axi_bresp 2 m_axi_bvalid 1 m_axi_bready 1",
+    "accelerator": "clk 1 rst 1 irq 1 "
+    "s_axi_awaddr 6 s_axi_awprot 3 s_axi_awvalid 1 s_axi_awready 1 s_axi_wdata 32 s_axi_wstrb 4 s_axi_wvalid 1 s_axi_wready 1 "
+    "s_axi_bresp 2 s_axi_bvalid 1 s_axi_bready 1 s_axi_araddr 6 s_axi_arprot 3 s_axi_arvalid 1 s_axi_arready 1 "
+    "s_axi_rdata 32 s_axi_rresp 2 s_axi_rvalid 1 s_axi_rready 1 "
+    "m_axi_awid 1 m_axi_awaddr 40 m_axi_awlen 8 m_axi_awsize 3 m_axi_awburst 2 m_axi_awlock 1 m_axi_awcache 4 m_axi_awprot 3 "
+    "m_axi_awqos 4 m_axi_awvalid 1 m_axi_awready 1 m_axi_wdata 128 m_axi_wstrb 16 m_axi_wlast 1 m_axi_wvalid 1 m_axi_wready 1 "
+    "m_axi_bid 1 m_axi_bresp 2 m_axi_bvalid 1 m_axi_bready 1 "
+    "m_axi_arid 1 m_axi_araddr 40 m_axi_arlen 8 m_axi_arsize 3 m_axi_arburst 2 m_axi_arlock 1 m_axi_arcache 4 m_axi_arprot 3 "
+    "m_axi_arqos 4 m_axi_arvalid 1 m_axi_arready 1 m_axi_rid 1 m_axi_rdata 128 m_axi_rresp 2 m_axi_rlast 1 m_axi_rvalid 1 m_axi_rready 1",
     "array": "clk 1 rst 1 command__payload 30 command__valid 1 command__ready 1 clear 1 busy 1 status 5 "
     + " ".join(
         f"{name}__{i}__payload {width} {name}__{i}__valid 1 {name}__{i}__ready 1"
@@ -173,7 +188,8 @@ def test_an_array_has_one_module_per_unit_and_an_instance_per_element():
 def test_command_writes_every_block(tmp_path, capsys):
     assert main(["all", "-o", str(tmp_path)]) == 0
     assert {path.name for path in tmp_path.iterdir()} == {
-        f"{name}.{suffix}" for name in BLOCKS for suffix in ("v", "json")
+        *(f"{name}.{suffix}" for name in BLOCKS for suffix in ("v", "json")),
+        *(f"autoematic_registers.{suffix}" for suffix in ("md", "h", "json")),
     }
     sidecar = json.loads((tmp_path / "vmac.json").read_text())
     assert (sidecar["latency"], sidecar["psum_delay"], sidecar["throughput"]) == (4, 3, "1 vector per cycle")
