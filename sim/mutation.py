@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 
+from sim.mutation_dma import EnginePlayer
+from sim.mutation_pe import ElementPlayer
 from sim.regress import Bench
 from sim.runner import SimulationError, seed_from_environment
 
 __all__ = ["BLOCKS", "check_mutants", "check_netlist"]
 
-BLOCKS = ("vmac", "vmac_nvfp4", "vmac_autofp2", "weight_encoder")
-"""Blocks that the bulk regression drives."""
+BLOCKS = ("vmac", "vmac_nvfp4", "vmac_autofp2", "weight_encoder", "pe", "read_dma", "write_dma")
+"""Blocks that the bulk regression drives, or the stream player."""
 
 SELECT = "mutsel"
 QUICK_ROWS = 1024
@@ -23,7 +25,7 @@ VECTORS = 20_000
 class _Stimuli:
     """Stimuli in growing portions, drawn once for all mutants."""
 
-    bench: Bench
+    bench: Bench | ElementPlayer | EnginePlayer
     vectors: int
     seed: int
     portions: list[tuple[Any, np.ndarray]] = dataclasses.field(default_factory=list)
@@ -37,7 +39,24 @@ class _Stimuli:
             total, rows, number = total + rows, rows * 4, number + 1
 
 
-def _differs(bench: Bench, stimuli: _Stimuli, plusargs: Mapping[str, int], timeout: float) -> bool:
+def _bench(
+    block: str,
+    parameters: Mapping[str, Any],
+    simulator: str,
+    verilog: str,
+    plusargs: Mapping[str, int],
+    optimise: str,
+) -> Bench | ElementPlayer | EnginePlayer:
+    if block == "pe":
+        return ElementPlayer(parameters, verilog, simulator, optimise, plusargs)
+    if block in ("read_dma", "write_dma"):
+        return EnginePlayer(block, parameters, verilog, simulator, optimise, plusargs)
+    return Bench(block, parameters, simulator, verilog, plusargs, optimise=optimise)
+
+
+def _differs(
+    bench: Bench | ElementPlayer | EnginePlayer, stimuli: _Stimuli, plusargs: Mapping[str, int], timeout: float
+) -> bool:
     for stimulus, data in stimuli:
         try:
             outputs = bench.harness.run_packed(data, plusargs, timeout)
@@ -65,11 +84,11 @@ def check_netlist(
     Parameters
     ----------
     block : str
-        ``"vmac"``, ``"vmac_nvfp4"``, ``"vmac_autofp2"`` or ``"weight_encoder"``.
+        One of `BLOCKS`.
     verilog : str
         Text with a module of the block's name and ports, and all that it instantiates.
     vectors : int
-        Rows to simulate at most, in portions of 1024, 4096, …; the first portion that disagrees ends the run.
+        Rows to simulate, in portions of 1024, 4096, … or a few more; the first portion that disagrees ends the run.
     parameters : mapping, optional
         Parameters of the block that differ from its defaults.
     simulator : str
@@ -92,7 +111,7 @@ def check_netlist(
     SimulationError
         The text does not compile.
     """
-    bench = Bench(block, parameters or {}, simulator, verilog, optimise=optimise)
+    bench = _bench(block, parameters or {}, simulator, verilog, {}, optimise)
     seed = seed_from_environment() if seed is None else seed
     return _differs(bench, _Stimuli(bench, vectors, seed), {}, timeout)
 
@@ -139,7 +158,7 @@ def check_mutants(
     for number in chosen:
         if not 0 < number < 1 << width:
             raise ValueError(f"mutants must be from 1 to {(1 << width) - 1}, not {number}")
-    bench = Bench(block, parameters or {}, simulator, verilog, {SELECT: width}, optimise=optimise)
+    bench = _bench(block, parameters or {}, simulator, verilog, {SELECT: width}, optimise)
     stimuli = _Stimuli(bench, vectors, seed_from_environment() if seed is None else seed)
     if _differs(bench, stimuli, {SELECT: 0}, timeout):
         raise ValueError(f"verilog must agree with the model of {block} with {SELECT} = 0")

@@ -23,11 +23,16 @@ GOAL = 0.95
 
 SELECT = "mutsel"
 PROOF_SECONDS = 120
+APART = {"pe": "pe_vmac"}
+"""Module inside a block that has a campaign of its own: it stays as it is, and so do the block's memories."""
 SHOWN = 8
 """Inputs of a counter-example that are written out."""
 
 _ROOT = Path(__file__).resolve().parents[1]
 _FLIP_FLOP = re.compile(r"\$_S?DFF")
+_WHOLE = ("$mem", *APART.values())
+_TURNED = {"input": "output", "output": "input"}
+_MODULE = re.compile(r"^module (\S+?)\(.*?^endmodule$", re.MULTILINE | re.DOTALL)
 
 _MEANING = {"const0": "stuck at 0", "const1": "stuck at 1", "inv": "inverted"}
 
@@ -72,7 +77,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Netlist:
-    """A flat netlist and mutants of it.
+    """A netlist, flat but for modules and memories that have no mutants, and mutants of it.
 
     Attributes
     ----------
@@ -178,7 +183,7 @@ def mutated(
         lines = [
             f"read_verilog {block}.v",
             f"hierarchy -check -top {block}",
-            f"synth -flatten -noabc -top {block}",
+            *_synthesis(block),
             "delete t:$scopeinfo",
             "write_json gates.json",
         ]
@@ -186,7 +191,8 @@ def mutated(
         gates = canonical((folder / "gates.json").read_text(encoding="utf-8"), names=True)
         (folder / "canonical.json").write_text(gates, encoding="utf-8", newline="\n")
         # A tenth of the pins may be clocks.
-        draw = f"read_json canonical.json\nmutate -list {count + count // 5 + 20} -seed {seed} -o drawn.txt\n"
+        drawn_count = count + count // 5 + 20
+        draw = f"read_json canonical.json\nmutate -list {drawn_count} -seed {seed} -o drawn.txt t:$_*\n"
         run_yosys(draw, folder, tool, step="draw")
         drawn = [
             line for line in (folder / "drawn.txt").read_text(encoding="utf-8").splitlines() if "-port C " not in line
@@ -199,7 +205,25 @@ def mutated(
         apply = ["read_json canonical.json", *commands, "opt_clean", "splitnets", "write_verilog -noattr mutants.v"]
         run_yosys("\n".join(apply) + "\n", folder, tool, step="apply")
         verilog = (folder / "mutants.v").read_text(encoding="utf-8")
+    if block in APART:
+        inside = [found[0] for found in _MODULE.finditer(design.verilog) if found[1].startswith(APART[block])]
+        verilog = "\n".join([verilog, *inside, ""])
     return Netlist(block, gates, verilog, width, mutants)
+
+
+def _synthesis(block: str) -> list[str]:
+    """Yosys commands that turn a block into gates."""
+    if block not in APART:
+        return [f"synth -flatten -noabc -top {block}"]
+    return [
+        f"blackbox {APART[block]}",
+        f"synth -flatten -run begin:fine -top {block}",
+        "opt -fast -full",
+        "opt -undriven -fine",
+        "techmap",
+        "opt -fast",
+        "clean",
+    ]
 
 
 def _mutant(number: int, line: str, module: Json) -> Mutant:
@@ -235,22 +259,66 @@ def _signals(module: Json) -> dict[int, str]:
 
 
 def _cut(module: Json, labels: Mapping[int, str]) -> tuple[Json, dict[str, str]]:
-    """Turn every flip-flop into ports: its output an input of the module, its inputs outputs.
+    """Turn every flip-flop into ports: its output an input of the module, its next state an output; and so the pins of memories and modules.
 
     Returns the module and, by port, a label of what the port stands for.
     """
     cells: Json = {}
     ports: Json = dict(module["ports"])
     meaning = {name: name for name in ports}
+    connected = (bits for cell in module["cells"].values() for bits in cell["connections"].values())
+    fresh = max((bit for bits in connected for bit in bits if isinstance(bit, int)), default=1)
     for name, cell in module["cells"].items():
-        if not _FLIP_FLOP.match(cell["type"]):
+        pins = cell["connections"]
+        if _FLIP_FLOP.match(cell["type"]):
+            ports[f"{name}_Q"] = {"direction": "input", "bits": pins["Q"]}
+            now = pins["D"]
+            for index, (select, zero, one) in enumerate(_next_state(cell["type"], pins)):
+                fresh += 1
+                operands = {"A": zero or now, "B": one or now, "S": select, "Y": [fresh]}
+                cells[f"{name}_next{index}"] = {
+                    "hide_name": 0,
+                    "type": "$_MUX_",
+                    "parameters": {},
+                    "attributes": {},
+                    "port_directions": {"A": "input", "B": "input", "S": "input", "Y": "output"},
+                    "connections": operands,
+                }
+                now = [fresh]
+            ports[f"{name}_D"] = {"direction": "output", "bits": now}
+            meaning |= dict.fromkeys((f"{name}_Q", f"{name}_D"), f"register {labels.get(pins['Q'][0], name)}")
+        elif cell["type"].startswith(_WHOLE):
+            for pin, bits in pins.items():
+                port = re.sub(r"\W", "_", f"{name}_{pin}")
+                ports[port] = {"direction": _TURNED[cell["port_directions"][pin]], "bits": bits}
+                meaning[port] = f"pin {pin} of {cell['type']} {name}"
+        else:
             cells[name] = cell
-            continue
-        register = labels.get(cell["connections"]["Q"][0], name)
-        for pin, bits in cell["connections"].items():
-            ports[f"{name}_{pin}"] = {"direction": "input" if pin == "Q" else "output", "bits": bits}
-            meaning[f"{name}_{pin}"] = ("" if pin in "DQ" else f"pin {pin} of ") + f"register {register}"
     return {"attributes": {}, "ports": ports, "cells": cells, "netnames": {}}, meaning
+
+
+def _next_state(kind: str, pins: Json) -> list[tuple[list[int | str], Any, Any]]:
+    """Return the multiplexers behind D of a flip-flop as (select, input 0, input 1), from D on; None is what comes from before.
+
+    Raises
+    ------
+    ValueError
+        It has an asynchronous reset, or another unknown kind.
+    """
+    found = re.fullmatch(r"\$_(DFF|DFFE|SDFF|SDFFE|SDFFCE)_[PN]([PN]?[01]?)([PN]?)_", kind)
+    if not found:
+        raise ValueError(f"kind must be a flip-flop without asynchronous reset, not {kind}")
+    base, reset, enable = found.groups()
+    if base == "DFFE":
+        reset, enable = "", reset
+    muxes = {}
+    if reset:
+        muxes["reset"] = (pins["R"], None, [reset[1]]) if reset[0] == "P" else (pins["R"], [reset[1]], None)
+    if enable:
+        muxes["enable"] = (pins["E"], pins["Q"], None) if enable == "P" else (pins["E"], None, pins["Q"])
+    # The later one wins.
+    order = ("reset", "enable") if base == "SDFFCE" else ("enable", "reset")
+    return [muxes[name] for name in order if name in muxes]
 
 
 def prove(netlist: Netlist, mutant: Mutant, tool: str | None = None) -> str:
@@ -271,6 +339,9 @@ def prove(netlist: Netlist, mutant: Mutant, tool: str | None = None) -> str:
         (folder / "gates.json").write_text(netlist.gates, encoding="utf-8")
         run_yosys(f"read_json gates.json\n{mutant.command}\nwrite_json mutant.json\n", folder, tool, step="mutant")
         faulty = json.loads((folder / "mutant.json").read_text(encoding="utf-8"))["modules"][netlist.block]
+        for name, cell in faulty["cells"].items():
+            # Yosys does not know those of modules that it has not read.
+            cell.setdefault("port_directions", module["cells"].get(name, {}).get("port_directions"))
         gate, _ = _cut(faulty, {})
         (folder / "both.json").write_text(json.dumps({"modules": {"gold": gold, "gate": gate}}), encoding="utf-8")
         lines = [
