@@ -30,6 +30,8 @@ SHOWN = 8
 
 _ROOT = Path(__file__).resolve().parents[1]
 _FLIP_FLOP = re.compile(r"\$_S?DFF")
+_REGISTER = re.compile(r"\$_(?:DFF_[PN]|DFFE_[PN]([PN])|SDFF_[PN]([PN][01])|SDFF(C?)E_[PN]([PN][01])([PN]))_")
+"""Enable, reset and its value, by kind, of flip-flops without asynchronous reset; C: the reset waits for the enable."""
 _WHOLE = ("$mem", *APART.values())
 _TURNED = {"input": "output", "output": "input"}
 _MODULE = re.compile(r"^module (\S+?)\(.*?^endmodule$", re.MULTILINE | re.DOTALL)
@@ -305,19 +307,17 @@ def _next_state(kind: str, pins: Json) -> list[tuple[list[int | str], Any, Any]]
     ValueError
         It has an asynchronous reset, or another unknown kind.
     """
-    found = re.fullmatch(r"\$_(DFF|DFFE|SDFF|SDFFE|SDFFCE)_[PN]([PN]?[01]?)([PN]?)_", kind)
+    found = _REGISTER.fullmatch(kind)
     if not found:
         raise ValueError(f"kind must be a flip-flop without asynchronous reset, not {kind}")
-    base, reset, enable = found.groups()
-    if base == "DFFE":
-        reset, enable = "", reset
+    reset, enable = found[2] or found[4], found[1] or found[5]
     muxes = {}
     if reset:
         muxes["reset"] = (pins["R"], None, [reset[1]]) if reset[0] == "P" else (pins["R"], [reset[1]], None)
     if enable:
         muxes["enable"] = (pins["E"], pins["Q"], None) if enable == "P" else (pins["E"], None, pins["Q"])
     # The later one wins.
-    order = ("reset", "enable") if base == "SDFFCE" else ("enable", "reset")
+    order = ("reset", "enable") if found[3] else ("enable", "reset")
     return [muxes[name] for name in order if name in muxes]
 
 

@@ -1,6 +1,7 @@
 """Faults in gates: each is real and the one that it says it is, the proof agrees with trying every input, and counts add up."""
 
 import json
+import re
 from itertools import product
 from types import SimpleNamespace
 
@@ -254,10 +255,85 @@ def test_registers_are_cut_so_that_a_wrong_next_state_is_a_difference():
     tiny = json.loads(netlist.gates)["modules"]["tiny"]
     (xor,) = (name for name, cell in tiny["cells"].items() if cell["type"] == "$_XOR_")
     answer = prove(netlist, fault(netlist, xor, "Y", "inv"))
-    assert answer == "differs at register state[0], for example if all inputs are 0"
+    assert answer.startswith("differs at register state[0], for example if ")
     (conjunction,) = (name for name, cell in tiny["cells"].items() if cell["type"] == "$_AND_")
     answer = prove(netlist, fault(netlist, conjunction, "Y", "const0"))
     assert answer == "differs at register y, for example if a = 0x1, register state[0] = 0x1, the rest 0"
+
+
+ENABLED = """\
+module tiny(input clk, rst, a, b, output reg y, z);
+  wire wanted = a & b;
+  always @(posedge clk) if (rst) y <= 1; else if (a) y <= wanted;
+  always @(posedge clk) if (b) begin if (rst) z <= 0; else z <= a | b; end
+endmodule
+"""
+
+
+def test_what_a_register_does_not_take_is_no_difference():
+    netlist = netlist_of(ENABLED)
+    cells = json.loads(netlist.gates)["modules"]["tiny"]["cells"]
+    kinds = sorted(cell["type"] for cell in cells.values() if "DFF" in cell["type"])
+    assert kinds == ["$_SDFFCE_PP0P_", "$_SDFFE_PP1P_"]
+    answers = {}
+    for cell, value in cells.items():
+        for pin in value["connections"]:
+            if "DFF" not in value["type"]:
+                answers[value["type"], pin] = prove(netlist, fault(netlist, cell, pin, "const1"))
+    # y takes a & b only if a is 1, and z takes a | b only if b is 1.
+    gates = {kind for kind, _ in answers}
+    assert gates == {"$_AND_", "$_OR_"}
+    for kind in gates:
+        assert sorted(answer.partition(" at")[0] for (gate, pin), answer in answers.items() if gate == kind) == [
+            *["differs"] * (2 if kind == "$_AND_" else 0),
+            *["equivalent, proven"] * (1 if kind == "$_AND_" else 3),
+        ]
+
+
+@pytest.mark.parametrize("kind", ["$_DFF_PP0_", "$_DFFSR_PPP_", "$_ALDFF_PP_"])
+def test_registers_that_nobody_uses_here_are_refused(kind):
+    with pytest.raises(ValueError, match=r"^kind must be a flip-flop without asynchronous reset, not "):
+        module._next_state(kind, {pin: [2] for pin in "CDQRSE"})
+
+
+@pytest.mark.parametrize(
+    ("kind", "reset", "enable", "expected"),
+    [
+        *[("$_DFF_P_", 0, 0, "D"), ("$_DFFE_PN_", 0, 0, "D"), ("$_DFFE_PN_", 0, 1, "Q"), ("$_DFFE_PP_", 0, 1, "D")],
+        *[("$_SDFF_PP1_", 1, 0, "1"), ("$_SDFF_PN0_", 1, 0, "D"), ("$_SDFF_PN0_", 0, 0, "0")],
+        *[("$_SDFFE_PP1N_", 1, 1, "1"), ("$_SDFFE_PP1N_", 0, 1, "Q"), ("$_SDFFE_PP1N_", 0, 0, "D")],
+        *[("$_SDFFCE_PP0P_", 1, 0, "Q"), ("$_SDFFCE_PP0P_", 1, 1, "0"), ("$_SDFFCE_PP0P_", 0, 1, "D")],
+    ],
+)
+def test_next_state_of_every_register(kind, reset, enable, expected):
+    state = "D"
+    for select, zero, one in module._next_state(kind, {"D": ["D"], "Q": ["Q"], "R": [reset], "E": [enable]}):
+        state = (one if select[0] else zero) or state
+    assert "".join(state) == expected
+
+
+def test_memories_and_modules_apart_have_no_faults_and_are_cut_off(monkeypatch):
+    verilog = """\
+module tiny(input clk, we, input [1:0] wa, ra, input [3:0] d, output reg [3:0] q, output [3:0] y);
+  reg [3:0] store [0:3];
+  always @(posedge clk) if (we) store[wa] <= d;
+  always @(posedge clk) q <= store[ra ^ wa];
+  inside i(.a(d & q), .y(y));
+endmodule
+module inside(input [3:0] a, output [3:0] y);
+  assign y = a + 4'd3;
+endmodule
+"""
+    monkeypatch.setattr(module, "generate", lambda block, sources: SimpleNamespace(verilog=verilog, sidecar={}))
+    monkeypatch.setitem(module.APART, "tiny", "inside")
+    monkeypatch.setattr(module, "_WHOLE", ("$mem", "inside"))
+    netlist = mutated("tiny", 8)
+    cells = json.loads(netlist.gates)["modules"]["tiny"]["cells"]
+    assert {cell["type"] for cell in cells.values()} == {"$_AND_", "$_XOR_", "$mem_v2", "inside"}
+    assert {mutant.kind for mutant in netlist.mutants} <= {"$_AND_", "$_XOR_"}
+    assert netlist.verilog.count("module inside(") == 1
+    answers = [prove(netlist, mutant) for mutant in netlist.mutants]
+    assert all(re.match(r"differs at .*pin (a of inside|RD_ADDR of \$mem_v2) ", answer) for answer in answers), answers
 
 
 def test_a_proof_without_an_answer_says_so(monkeypatch):
