@@ -132,9 +132,8 @@ class Recorder(wiring.Component):
 class Accelerator(wiring.Component):
     """Run the products of a queue of descriptors: operands are read from memory, outputs written to it.
 
-    Loading runs up to two segments of weights and a panel of activations ahead of computing, also into the next product; results drain while
-    the next tile is computed. Products end in order, each with a record in memory and an event; a faulty one ends with its error code and the next
-    one runs.
+    Loading runs ahead of computing as far as the banks have room, also into the next product; results drain while the next tile is computed.
+    Products end in order, each with a record in memory and an event; a faulty one ends with its error code and the next one runs.
 
     Parameters
     ----------
@@ -199,7 +198,7 @@ class Accelerator(wiring.Component):
 
         # Tiles. Banks have sent a segment when the engine would take the next.
         token, tile = loader.token.payload, engine.tile
-        sends, running, frees = Signal(), Signal(), Signal(2)
+        sends, running, frees, entries = Signal(), Signal(), Signal(2), Signal.like(token.entries)
         ends = Signal()
         m.d.comb += [
             tile.payload.eq(token.tile),
@@ -215,7 +214,7 @@ class Accelerator(wiring.Component):
             output.tile.payload.mode_nvfp4.eq(token.tile.command.mode_nvfp4),
             output.tile.payload.fp32.eq(token.output.fp32),
             Value.cast(output.tile.payload.scale).eq(token.output.scale),
-            loader.free_segment.eq(running & tile.ready),
+            loader.free_entries.eq(Mux(running & tile.ready, entries, 0)),
             loader.free_activations.eq(running & tile.ready & frees[0]),
             loader.free_panel.eq(running & tile.ready & frees[1]),
             loader.token.ready.eq(sends | ends),
@@ -223,7 +222,7 @@ class Accelerator(wiring.Component):
         with m.If(tile.ready):
             m.d.sync += running.eq(sends)
         with m.If(sends):
-            m.d.sync += frees.eq(Cat(token.frees_activations, token.frees_panel))
+            m.d.sync += [frees.eq(Cat(token.frees_activations, token.frees_panel)), entries.eq(token.entries)]
 
         # Ends. All that a product raised is there when nothing of it is on its way.
         quiet = Signal()
@@ -317,7 +316,7 @@ class Accelerator(wiring.Component):
                     m.d.comb += source.ready.eq(target.ready)
 
 
-_MOST_PRODUCTS = 7
+_MOST_PRODUCTS = 31
 """More than the queue of tokens can hold the ends of."""
 
 

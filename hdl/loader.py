@@ -22,7 +22,7 @@ ARRAYS = ("codes", "scales", "masks", "offsets")
 _MASKS, _SCALES, _OFFSETS, _CODES = range(4)
 _CHUNKS, _PIECES = 4, 2
 """Chunks whose masks are fetched ahead, and chunks that wait for their words."""
-_TOKENS = 4
+_TOKENS = 16
 _REQUESTS = 32
 READ_BASE = ErrorCode.READ_BEYOND - DmaStatus.REFUSED
 """Added to the status of a failed read gives its code."""
@@ -100,8 +100,9 @@ def output_layout(config: AcceleratorConfig) -> data.StructLayout:
 def token_layout(config: AcceleratorConfig) -> data.StructLayout:
     """Return the layout of a token: a segment that is loaded, or a product's end.
 
-    ``starts``: the first segment of a tile; ``frees_activations``: no later one needs its activations; ``frees_panel``: nor any of its panel;
-    ``code``: how loading ended; ``since`` and ``descriptor``: when the product began and the address of its descriptor.
+    ``starts``: the first segment of a tile; ``entries``: what it fills of a bank of weights; ``frees_activations``: no later one needs its
+    activations; ``frees_panel``: nor any of its panel; ``code``: how loading ended; ``since`` and ``descriptor``: when the product began and the
+    address of its descriptor.
     """
     return data.StructLayout(
         {
@@ -112,6 +113,7 @@ def token_layout(config: AcceleratorConfig) -> data.StructLayout:
             "starts": 1,
             "frees_activations": 1,
             "frees_panel": 1,
+            "entries": config.weight_depth.bit_length(),
             "tile": tile_layout(config),
             "output": output_layout(config),
         }
@@ -196,8 +198,10 @@ class Walker(wiring.Component):
         End with this tile.
     code, since, descriptor : In
         Go into the end's token. They must hold while ``busy``.
-    free_panel, free_activations, free_segment : In(1)
-        The oldest panel, its next segment of activations, the oldest segment of weights is no longer needed. A panel goes with its last segment.
+    free_panel, free_activations : In(1)
+        The oldest panel, its next segment of activations is no longer needed. A panel goes with its last segment.
+    free_entries : In
+        So many entries of the banks of weights are no longer needed.
     quiet : In(1)
         All chunks were assembled.
     mask : Out(stream of mask request)
@@ -220,7 +224,7 @@ class Walker(wiring.Component):
             "descriptor": In(config.address_width),
             "free_panel": In(1),
             "free_activations": In(1),
-            "free_segment": In(1),
+            "free_entries": In(config.weight_depth.bit_length()),
             "quiet": In(1),
             "chunk": Out(stream.Signature(chunk_layout(config))),
             "token": Out(stream.Signature(token_layout(config))),
@@ -254,9 +258,12 @@ class Walker(wiring.Component):
         number = Signal(_row_bits(config))
         base, line = Signal(_address_bits(config)), Signal(_address_bits(config))
         step = Signal(_address_bits(config))
-        a_half, w_half, was_single = Signal(), Signal(), Signal()
+        a_half, was_single = Signal(), Signal()
         a_base = Signal(tile_layout(config)["activation_base"].shape)
-        panels, segments = Signal(range(3)), Signal(range(3))
+        panels = Signal(range(3))
+        # The banks of weights are rings of segments.
+        w_base = Signal(_log2(config.weight_depth))
+        used, needs = Signal(range(config.weight_depth + 1)), Signal(range(config.weight_depth + 1))
         # Segments of the panel: which is loaded, and how many of the panel before are free.
         part, freed = Signal(len(job.kv)), Signal(len(job.kv))
         first_tile = Signal()
@@ -325,7 +332,8 @@ class Walker(wiring.Component):
             token.tile.command.kv.eq(job.kv),
             token.tile.command.mode_nvfp4.eq(~job.fp2),
             token.tile.activation_base.eq(a_base),
-            token.tile.weight_base.eq(Cat(Const(0, len(token.tile.weight_base) - 1), w_half)),
+            token.tile.weight_base.eq(w_base),
+            token.entries.eq(needs),
             token.tile.segment.eq(Mux(tile_ends, job.kv - k_start, job.segment)),
             token.output.address.eq(out_tile),
             token.output.stride.eq(job.out_stride),
@@ -346,7 +354,7 @@ class Walker(wiring.Component):
         takes_panel, takes_segment = Signal(), Signal()
         m.d.sync += [
             panels.eq(panels + takes_panel - self.free_panel),
-            segments.eq(segments + takes_segment - self.free_segment),
+            used.eq(used + Mux(takes_segment, needs, 0) - self.free_entries),
             freed.eq(Mux(self.free_panel, 0, freed + self.free_activations)),
         ]
         stopped = Signal()
@@ -379,12 +387,15 @@ class Walker(wiring.Component):
                 ]
                 with m.If(takes_panel):
                     m.d.sync += [a_half.eq(~a_half & ~job.single), was_single.eq(job.single)]
-                    m.next = "segment"
+                    m.next = "size"
+            with m.State("size"):
+                m.d.sync += needs.eq(pairs * token.tile.segment)
+                m.next = "segment"
             with m.State("segment"):
                 # Activations may take the place of the panel before.
                 in_place = first_tile & job.single & panels[1]
                 m.d.comb += [
-                    self.token.valid.eq(~segments[1] & (~in_place | (freed > part))),
+                    self.token.valid.eq((used + needs <= config.weight_depth) & (~in_place | (freed > part))),
                     takes_segment.eq(self.token.valid & self.token.ready),
                 ]
                 m.d.sync += [
@@ -459,8 +470,12 @@ class Walker(wiring.Component):
                         with m.If(weight):
                             m.next = "segment loaded"
             with m.State("segment loaded"):
-                m.d.sync += [k_start.eq(behind), a_base.eq(a_base + job.tile_m * job.segment), w_half.eq(~w_half)]
-                m.next = "segment"
+                m.d.sync += [
+                    k_start.eq(behind),
+                    a_base.eq(a_base + job.tile_m * job.segment),
+                    w_base.eq(w_base + needs),
+                ]
+                m.next = "size"
                 with m.If(tile_ends):
                     m.d.sync += [
                         *(tile[name].eq(row[name]) for name in arrays),
@@ -755,7 +770,7 @@ class Assembler(wiring.Component):
         m.d.comb += [
             entry.codes.eq(Mux(piece.zero, 0, codes)),
             entry.scales.eq(Mux(piece.zero, 0, scales)),
-            out.word.address.eq(piece.line),
+            out.word.address.eq(Mux(piece.weight, piece.line[: _log2(config.weight_depth)], piece.line)),
             out.word.odd.eq(piece.odd),
             out.word.index.eq(piece.index),
             out.word.weight.eq(piece.weight),
@@ -868,7 +883,7 @@ class Loader(wiring.Component):
     busy : Out(1)
     stop : In(1)
         End with the tile that is being loaded.
-    free_panel, free_activations, free_segment : In(1)
+    free_panel, free_activations, free_entries : In
         As of :class:`Walker`.
     request, word, done
         Those of a :class:`hdl.dma.ReadDma`.
@@ -890,7 +905,7 @@ class Loader(wiring.Component):
                 "stop": In(1),
                 "free_panel": In(1),
                 "free_activations": In(1),
-                "free_segment": In(1),
+                "free_entries": In(config.weight_depth.bit_length()),
                 "request": Out(stream.Signature(request_layout(config.dma))),
                 "word": In(stream.Signature(word_layout(config.dma))),
                 "done": In(stream.Signature(2)),
@@ -934,7 +949,7 @@ class Loader(wiring.Component):
             walker.stop.eq(self.stop | failed),
             walker.free_panel.eq(self.free_panel),
             walker.free_activations.eq(self.free_activations),
-            walker.free_segment.eq(self.free_segment),
+            walker.free_entries.eq(self.free_entries),
             self.busy.eq(walker.busy),
         ]
 

@@ -219,7 +219,8 @@ class TileEngine(wiring.Component):
     """Array with the banks that feed it: runs tiles on operands that were loaded before.
 
     Row r's bank has the activations of bus r and column c's the weights of bus c, each in the order of use: K-vector by K-vector, within
-    it row by row. A tile may be given while others run; banks send ahead as far as the elements have room.
+    it row by row. Behind the end of a column's bank comes its beginning. A tile may be given while others run; banks send ahead as far as the
+    elements have room.
 
     A tile may come in segments of its K-vectors, so that K is not limited by the banks. The command counts with the first, and holds
     until its K-vectors are complete. A segment is taken when the banks have sent the one before: its place may be loaded again then.
@@ -235,7 +236,7 @@ class TileEngine(wiring.Component):
     load : In(stream of load word)
         Always ready; written at once, so a tile that is given in the next cycle gets it.
     tile : In(stream of tile)
-        A command that elements would refuse, or a segment that is empty, longer than the K-vectors that are left, or goes beyond a bank, is
+        A command that elements would refuse, or a segment that is empty, longer than the K-vectors that are left, or does not fit a bank, is
         taken, sets ``bad_command`` and does nothing else.
     result : Out(stream of ResultWord), one per column
     clear : In(1)
@@ -328,7 +329,7 @@ class TileEngine(wiring.Component):
         continues = Signal()
         pairs = Mux(command.mode_nvfp4, command.n[1:] + command.n[0], command.n)
         beyond = (tile.activation_base + command.m * tile.segment > config.activation_depth) | (
-            tile.weight_base + pairs * tile.segment > config.weight_depth
+            pairs * tile.segment > config.weight_depth
         )
         bad, starts = Signal(), Signal()
         most = Signal(len(left))

@@ -159,20 +159,33 @@ def test_tiles_that_do_not_fit_are_reported_and_change_nothing(seed):
         (0, 3, 2, True, False, 0, 0),
         (4, 3, 2, False, True, 0, 0),
         (4, 3, 2, True, False, 25, 0),
-        (4, 3, 2, True, False, 0, 13),
+        (1, 3, 9, True, False, 0, 13),
         (4, 9, 2, False, False, 0, 0),
         (4, 3, 9, True, False, 0, 0),
         (4, 3, 2, True, False, 0, 0, [3]),
         (4, 3, 2, True, False, 0, 0, [0]),
     ):
         loaded.tile(*refused)
-    # Faults in the middle of a tile: longer than what is left, empty, beyond either bank.
+    # Faults in the middle of a tile: longer than what is left, empty, beyond the bank.
     command, a_base, w_base, _ = good
-    for place in ((0, 0, 1), (a_base, w_base, 2), (a_base, w_base, 0), (29, 0, 1), (0, 15, 1), (4, 3, 1)):
+    for place in ((0, 0, 1), (a_base, w_base, 2), (a_base, w_base, 0), (29, 0, 1), (4, 3, 1)):
         loaded.tiles.append((command, *place))
     sums, _, (status, busy) = simulate(loaded, rng)
     assert sums == loaded.expected
     assert (status, busy) == (loaded.status | 16, 0)
+
+
+def test_weights_go_on_at_the_beginning_of_their_bank(seed):
+    config = EngineConfig(rows=1, columns=1, activation_depth=32, weight_depth=8)
+    rng = np.random.default_rng(seed)
+    loaded = Loaded(config, rng, 0)
+    loaded.w_base = 5
+    loaded.add(rng, 2, 3, 3, True, False)
+    for load in loaded.loads:
+        load["address"] %= config.weight_depth
+    sums, _, (status, _) = simulate(loaded, rng)
+    assert sums == loaded.expected
+    assert status == loaded.status
 
 
 @pytest.mark.parametrize("bad", [{"address": 16, "weight": 1}, {"address": 0, "odd": 1}], ids=["address", "odd row"])
