@@ -175,6 +175,11 @@ async def random_requests(dut: Any) -> None:
         number, failing = len(bench.issued), rng.randrange(batch)
         for n in range(batch):
             size = rng.choice([rng.randrange(1, 2 * config.beat_bytes), rng.randrange(1, 40 * config.beat_bytes)])
+            if n == failing and rng.random() < 0.5:
+                # More bursts than may follow an error.
+                size = min(
+                    rng.randrange(1, 3 * (config.outstanding + 2) * config.block_beats * config.beat_bytes), SPACE // 2
+                )
             address = rng.randrange(SPACE - size)
             if rng.random() < 0.3:
                 address = max(0, (address | 4095) + 1 - rng.randrange(size + 1))
