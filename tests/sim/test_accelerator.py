@@ -1,0 +1,528 @@
+"""Products of any size on the simulated accelerator, every error code, and hardware, images and memories that are wrong."""
+
+import contextlib
+import dataclasses
+import re
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import hdl.accelerator
+import hdl.dma
+import sim.accelerator
+import sim.axi_memory
+import sim.image
+from hdl.build import generate
+from model import autofp6, block_scaled
+from model.accelerator import PITCH, AcceleratorConfig, ErrorCode, Event, Format, Mode, check
+from model.block_scaled import BlockScaled
+from model.llm import load
+from model.pe import Operands
+from sim.accelerator import (
+    Accelerator,
+    AcceleratorError,
+    Gemm,
+    expected,
+    extended,
+    main,
+    random_gemm,
+    unit,
+    verify,
+)
+from sim.axi_memory import CHANNELS, ErrorRange, Timing, memory_verilog
+from sim.gemm import layer_products, operands_of
+from sim.real_input import sampled_tensors
+from sim.runner import available_simulators
+
+PARAMETERS = {
+    "rows": 2,
+    "columns": 2,
+    "activation_depth": 64,
+    "weight_depth": 32,
+    "accumulators": 64,
+    "weight_entries": 8,
+    "activation_entries": 16,
+    "address_width": 36,
+    "outstanding": 4,
+}
+MEMORY = 1 << 21
+SECOND = "icarus" if "icarus" in available_simulators() else "verilator"
+QUEUE = 14
+
+
+@pytest.fixture(scope="module")
+def accelerator():
+    return Accelerator(memory=MEMORY, **PARAMETERS)
+
+
+TIMINGS = st.builds(
+    Timing,
+    st.integers(0, 60),
+    st.integers(0, 60),
+    st.one_of(
+        st.integers(0, 160),
+        st.dictionaries(st.sampled_from([*CHANNELS, "lite"]), st.sampled_from([30, 128, 220])),
+    ),
+    st.integers(0, 1 << 20),
+)
+PRODUCTS = st.tuples(
+    st.sampled_from(list(Mode)),
+    st.one_of(st.integers(1, 5), st.integers(1, 40)),
+    st.one_of(st.integers(1, 5), st.integers(1, 40)),
+    st.one_of(st.integers(1, 3), st.integers(1, 40)),
+    st.sampled_from(["raw", "fp32"]),
+)
+SEEN = []
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck), print_blob=True)
+@given(sizes=st.lists(PRODUCTS, min_size=QUEUE, max_size=QUEUE), timing=TIMINGS, draw=st.integers(0, 2**32 - 1))
+def random_queues(accelerator, sizes, timing, draw):
+    rng = np.random.default_rng(draw)
+    products = [random_gemm(rng, accelerator.config, m, n, kv, mode, out) for mode, m, n, kv, out in sizes]
+    batch = accelerator.run(products, rng=rng, timing=timing)
+    compared = verify(accelerator.config, products, batch)
+    assert compared == sum(m * n for _, m, n, _, _ in sizes) > 0
+    SEEN.extend((product.mode, product.out, result.status) for product, result in zip(products, batch, strict=True))
+
+
+def test_random_products_are_those_of_the_model(accelerator):
+    SEEN.clear()
+    random_queues(accelerator)
+    assert len(SEEN) >= 5 * QUEUE
+    assert {(mode, out) for mode, out, _ in SEEN} == {(mode, out) for mode in Mode for out in ("raw", "fp32")}
+
+
+def test_edges_of_sizes_modes_and_status(accelerator, seed):
+    """Sizes around every border of the banks and of the array, in all modes, in one queue."""
+    rng = np.random.default_rng(seed)
+    config = accelerator.config
+    sizes = [1, 2, 3, 4, 5, 2 * config.max_m, 2 * config.max_m + 1]
+    lengths = [1, 2, 3, config.weight_depth // 2, config.weight_depth // 2 + 1, config.activation_depth]
+    products = []
+    for number, (m, n) in enumerate((m, n) for m in sizes for n in sizes):
+        kv = lengths[number % len(lengths)] if m * n < 1000 else 3
+        products.append(random_gemm(rng, config, m, n, kv, Mode(number % 3), ("raw", "fp32")[number // 3 % 2]))
+    batch = accelerator.run(products, rng=rng, timing=Timing(10, 10, 30, seed & 0xFFFF))
+    assert verify(config, products, batch) == sum(sizes) ** 2
+    raised = np.bitwise_or.reduce([result.status for result in batch])
+    assert raised & 14 == 14
+
+
+def test_sums_saturate_and_say_so(accelerator):
+    def full(rows, sign):
+        codes = np.full((rows, 64, 32), 7 | sign, np.uint8)
+        codes[0] = 7
+        blocks = (rows, 64, 2)
+        return Operands(
+            codes, np.full(blocks, 0x7E, np.uint8), np.zeros(blocks, np.uint8), np.zeros((*blocks, 2), np.uint8)
+        )
+
+    product = Gemm(full(2, 8), full(3, 0), Mode.AUTOFP2)
+    sums, status = expected(accelerator.config, product, sim.image.plan(accelerator.config, Mode.AUTOFP2, 2, 3, 2048))
+    batch = accelerator.run([product])
+    assert verify(accelerator.config, [product], batch) == 6
+    assert (batch[0].status, status) == (0, 0)
+    assert (sums[0] > 0).all()
+    assert (sums[1] < 0).all()
+
+
+def test_the_ring_goes_round(accelerator, seed):
+    """More products than places: each place is run again and its record is the last."""
+    rng = np.random.default_rng(seed)
+    image = accelerator.image(rng)
+    products = [random_gemm(rng, accelerator.config, 3, 4, 2, mode) for mode in Mode]
+    descriptors, outputs, found = zip(*(accelerator.place(image, product) for product in products), strict=True)
+    _, records, _ = accelerator.play(image, descriptors, outputs, 100_000, Timing(5, 5, 60), rounds=5)
+    assert [record.number for record in records] == [12, 13, 14]
+    for product, output, tiles, record in zip(products, outputs, found, records, strict=True):
+        sums, status = expected(accelerator.config, product, tiles)
+        assert (image.read_output(output) == sums).all()
+        assert (record.code, record.status) == (ErrorCode.OK, status)
+
+
+def word(index, value):
+    """Replace a 32-bit word of a descriptor."""
+
+    def change(octets):
+        return octets[: 4 * index] + struct.pack("<I", value) + octets[4 * index + 4 :]
+
+    return change
+
+
+FAULTY = {
+    "reserved bits": (word(0, 0x41), ErrorCode.RESERVED),
+    "reserved word": (word(35, 1), ErrorCode.RESERVED),
+    "mode": (word(0, 3), ErrorCode.MODE),
+    "format": (word(0, 0x21), ErrorCode.FORMAT),
+    "infinite scale": (lambda octets: word(6, 0x7F800000)(word(0, 0x11)(octets)), ErrorCode.SCALE),
+    "no rows": (word(1, 0), ErrorCode.SIZE_ZERO),
+    "no columns": (word(2, 0), ErrorCode.SIZE_ZERO),
+    "no length": (word(3, 0), ErrorCode.SIZE_ZERO),
+    "too many rows": (word(1, 1 << 24), ErrorCode.SIZE_LIMIT),
+    "too many columns": (word(2, 1 << 31), ErrorCode.SIZE_LIMIT),
+    "too long": (word(3, 1 << 31), ErrorCode.SIZE_LIMIT),
+    "odd length": (word(3, 33), ErrorCode.K_MULTIPLE),
+    "tile_m of 0": (word(4, 1 << 16), ErrorCode.TILE),
+    "tile_n of 0": (word(4, 1), ErrorCode.TILE),
+    "large tile": (word(4, 33 << 16 | 1), ErrorCode.TILE),
+    "segment of 0": (word(5, 0), ErrorCode.TILE),
+    "long segment": (word(5, 17), ErrorCode.TILE),
+    "address of codes": (lambda octets: octets[:32] + bytes([octets[32] + 8]) + octets[33:], ErrorCode.ALIGNMENT),
+    "stride of the output": (word(34, 24), ErrorCode.ALIGNMENT),
+    "high address": (word(9, 16), ErrorCode.ADDRESS),
+    "beyond the space": (
+        lambda octets: octets[:96] + struct.pack("<Q", (1 << 36) - 16) + octets[104:],
+        ErrorCode.WRITE_BEYOND,
+    ),
+    "operand beyond the space": (
+        lambda octets: octets[:32] + struct.pack("<Q", (1 << 36) - 16) + octets[40:],
+        ErrorCode.READ_BEYOND,
+    ),
+}
+
+
+def test_every_bad_descriptor_gives_its_code_and_the_next_one_runs(accelerator, seed):
+    """Good and bad descriptors take turns in one queue, without any reset."""
+    rng = np.random.default_rng(seed)
+    config = accelerator.config
+    image = accelerator.image(rng)
+    queue, outputs, checks = [], [], []
+    for number, (change, code) in enumerate(FAULTY.values()):
+        product = random_gemm(rng, config, 5, 6, 3, Mode(1 + number % 2))
+        descriptor, output, found = accelerator.place(image, product)
+        good = descriptor.pack()
+        bad = change(dataclasses.replace(descriptor, mode=Mode.NVFP4, format=Format.RAW).pack())
+        if code < ErrorCode.DESCRIPTOR_BEYOND:
+            assert check(config, bad) == code
+        queue += [bad, good]
+        outputs.append(output)
+        checks.append((product, output, found, code))
+    _, records, _ = accelerator.play(image, queue, outputs, 500_000, Timing(3, 3, 40))
+    compared = 0
+    for number, (product, output, found, code) in enumerate(checks):
+        bad, good = records[2 * number : 2 * number + 2]
+        assert (bad.code, bad.number) == (code, 2 * number), list(FAULTY)[number]
+        assert (good.code, good.number) == (ErrorCode.OK, 2 * number + 1)
+        sums, status = expected(config, product, found)
+        assert (image.read_output(output) == sums).all()
+        assert good.status == status
+        compared += 1
+    assert compared == len(FAULTY)
+    assert {code for _, code in FAULTY.values()} >= {ErrorCode(i) for i in range(1, 11)}
+
+
+BUS = {
+    ("read", 2): ErrorCode.READ_SLVERR,
+    ("read", 3): ErrorCode.READ_DECERR,
+    ("write", 2): ErrorCode.WRITE_SLVERR,
+    ("write", 3): ErrorCode.WRITE_DECERR,
+    ("record", 2): ErrorCode.RECORD_SLVERR,
+    ("record", 3): ErrorCode.RECORD_DECERR,
+    ("descriptor", 2): ErrorCode.DESCRIPTOR_SLVERR,
+    ("descriptor", 3): ErrorCode.DESCRIPTOR_DECERR,
+}
+
+
+@pytest.mark.parametrize(("kind", "response"), BUS)
+def test_every_error_of_the_bus_gives_its_code_and_the_next_one_runs(kind, response, accelerator, seed):
+    rng = np.random.default_rng(seed)
+    config = accelerator.config
+    image = accelerator.image()
+    products = [random_gemm(rng, config, 9, 7, 5, mode) for mode in (Mode.AUTOFP6, Mode.AUTOFP6, Mode.AUTOFP2)]
+    placed = [accelerator.place(image, product) for product in products]
+    descriptors, outputs, found = zip(*placed, strict=True)
+    queue = len(image) + (-len(image)) % PITCH + accelerator.base
+    first = descriptors[1]
+    # Any of the arrays may fail, in any of its beats.
+    places = [
+        (operand_address + int(rng.integers(0, 4)) * stride)
+        for operand in (first.a, first.w)
+        for operand_address, stride in (
+            (operand.codes, operand.codes_stride),
+            (operand.scales, operand.scales_stride),
+            (operand.masks, operand.masks_stride),
+            (operand.offsets, operand.offsets_stride),
+        )
+    ]
+    targets = {
+        "read": places,
+        "write": [outputs[1].address + row * outputs[1].stride for row in (0, 8)],
+        "record": [queue + PITCH + 192],
+        "descriptor": [queue + PITCH + 16 * n for n in (0, 11)],
+    }[kind]
+    code = BUS[kind, response]
+    for target in targets:
+        fresh = accelerator.image()
+        fresh.allocate(len(image))
+        fresh.update(image.contents)
+        errors = (
+            ErrorRange(target, target + 16, response, kind in ("read", "descriptor"), kind in ("write", "record")),
+        )
+        _, records, _ = accelerator.play(fresh, descriptors, outputs, 200_000, Timing(9, 9, 40, errors=errors))
+        middle = records[1]
+        if kind in ("read", "write"):
+            assert (middle.code, middle.number) == (code, 1), hex(target)
+        else:
+            assert middle is None
+        for number in (0, 2):
+            sums, status = expected(config, products[number], found[number])
+            assert (fresh.read_output(outputs[number]) == sums).all()
+            assert (records[number].code, records[number].number) == (ErrorCode.OK, number)
+            assert records[number].status == status
+
+
+def test_registers_name_the_last_error(accelerator, seed):
+    """The registers of events and errors say what the records say, also where no record can be written."""
+    rng = np.random.default_rng(seed)
+    image = accelerator.image()
+    product = random_gemm(rng, accelerator.config, 3, 4, 2, Mode.NVFP4)
+    descriptor, output, _ = accelerator.place(image, product)
+    queue = len(image) + (-len(image)) % PITCH + accelerator.base
+    errors = (ErrorRange(queue + PITCH, queue + 2 * PITCH, 3),)
+    run, records, _ = accelerator.play(image, [descriptor] * 3, [output], 100_000, Timing(errors=errors))
+    events = [event.data for event in run.events if event.operation == 2][3]
+    assert events == Event.DONE | Event.ERROR | Event.EMPTY
+    assert [None if r is None else r.code for r in records] == [ErrorCode.OK, None, ErrorCode.OK]
+
+
+def test_errors_are_raised_with_their_meaning(accelerator, seed, monkeypatch):
+    rng = np.random.default_rng(seed)
+    product = random_gemm(rng, accelerator.config, 3, 4, 2, Mode.NVFP4)
+    wrong = dataclasses.replace(product, tiles=(1, 1, 0))
+    with pytest.raises(
+        AcceleratorError,
+        match=r"^product 1 ended with code 8, TILE: tile_m, tile_n or segment is 0 or does not fit elements and banks$",
+    ):
+        accelerator.run([product, wrong])
+    assert [result.code for result in accelerator.run([product, wrong], check=False)] == [0, 8]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"w": "longer"}, "a and w must have the same number of K-vectors, not 2 and 3"),
+        ({"out": "int8"}, "out must be raw or fp32, not 'int8'"),
+        ({"out": "fp32", "scale": 1e300}, "scale must be finite in FP32 with the unit of the sums, not 1e+300"),
+        ({"a": "very long", "w": "very long"}, "k must be at most 2048 for these banks, not 2080"),
+    ],
+)
+def test_products_that_make_no_sense_are_refused(accelerator, change, message):
+    rng = np.random.default_rng(1)
+    kvs = {"longer": 3, "very long": 65}
+    change = {
+        name: random_gemm(rng, AcceleratorConfig(), 4, 4, kvs[value], Mode.NVFP4).w if value in kvs else value
+        for name, value in change.items()
+    }
+    product = dataclasses.replace(random_gemm(rng, accelerator.config, 3, 4, 2, Mode.NVFP4), tiles=None, **change)
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        accelerator.run([product])
+    with pytest.raises(ValueError, match=r"^products must be at least one$"):
+        accelerator.run([])
+
+
+def test_fp32_outputs_are_the_products_of_the_tensors(accelerator, seed):
+    """With tensors and the default scale, FP32 results are the numbers that the tensors stand for."""
+    rng = np.random.default_rng(seed)
+    x, w = (rng.standard_normal((rows, 96)).astype(np.float32) for rows in (5, 6))
+    a, b = block_scaled.quantize(x), block_scaled.quantize(w)
+    result = accelerator.run([Gemm(a, b, Mode.NVFP4, "fp32")])[0].output
+    exact = block_scaled.dequantize(a).astype(np.float64) @ block_scaled.dequantize(b).astype(np.float64).T
+    assert np.abs(result - exact).max() < 1e-6 * np.abs(exact).max()
+    assert unit(accelerator.config, Mode.AUTOFP2) == 8.0
+    assert isinstance(a, BlockScaled)
+
+
+def test_projections_of_a_real_layer(accelerator):
+    """Rows of SmolLM2's matrices and its own activations, in every mode, with stalls."""
+    model = load()
+    compared = 0
+    for name in ("qkv", "down"):
+        w, x = sampled_tensors(model, 2, name, rows=24, tokens=20)
+        products = [
+            Gemm(p.a, p.w, mode)
+            for p, mode in zip(layer_products(accelerator.config, w[:, :576], x[:, :576]), Mode, strict=True)
+        ]
+        batch = accelerator.run(products, timing=Timing(20, 20, 60))
+        compared += verify(accelerator.config, products, batch)
+        assert all(result.status == 0 for result in batch)
+    assert compared == 2 * 3 * 24 * 20
+
+
+@pytest.mark.parametrize("step", ["fixed", "exponent"])
+def test_longer_products_have_the_sums_of_refined_ones(step, accelerator, seed):
+    """The model agrees for both steps, the hardware for the one that it has."""
+    rng = np.random.default_rng(seed)
+    x, w = (rng.standard_normal((rows, 160)).astype(np.float32) for rows in (6, 7))
+    a, b = block_scaled.quantize(x), block_scaled.quantize(w)
+    mask = autofp6.select_weights(autofp6.subgroup_errors(w, b), 0.15)
+    chosen = autofp6.select_activations(autofp6.subgroup_errors(x, a), mask, 0.05)
+    refined = [
+        operands_of(autofp6.refine(values, base, where, step=step))
+        for values, base, where in ((x, a, chosen), (w, b, mask))
+    ]
+    longer = extended(*refined, step)
+    assert 5 < longer[0].codes.shape[1] <= 10
+    products = [Gemm(*refined, Mode.AUTOFP6), Gemm(*longer, Mode.NVFP4), Gemm(*refined, Mode.NVFP4)]
+    config = AcceleratorConfig(**PARAMETERS, step=step)
+    native, other, plain = (expected(config, p, sim.image.plan(config, p.mode, 6, 7, 160))[0] for p in products)
+    assert (native == other).all()
+    assert (native != plain).mean() > 0.9
+    if step == "fixed":
+        batch = accelerator.run(products[:2])
+        assert verify(accelerator.config, products[:2], batch) == 84
+        assert (batch[0].output == batch[1].output).all()
+
+
+def test_what_cannot_be_extended_is_refused(seed):
+    rng = np.random.default_rng(seed)
+    config = AcceleratorConfig()
+    a, w = (random_gemm(rng, config, 3, 3, 2, Mode.NVFP4).w for _ in range(2))
+    a.masks[:], w.masks[:] = 0, 1
+    a.scales[:], w.scales[:] = 0x40, 0x40
+    extended(a, w)
+    w.scales[1, 0, 0] = 0x09
+    with pytest.raises(ValueError, match=r"^a quarter of every scale must be an E4M3 number, not of 0x09$"):
+        extended(a, w)
+    w.scales[1, 0, 0] = 0x40
+    w.masks[1, 0, 0] = 2
+    with pytest.raises(ValueError, match=r"^w must have the same masks in all rows$"):
+        extended(a, w)
+    w.masks[:], a.masks[0, 0, 0] = 1, 1
+    with pytest.raises(ValueError, match=r"^a and w must not refine the same subgroups$"):
+        extended(a, w)
+    w.masks[:], a.masks[:] = 7, 0
+    with pytest.raises(ValueError, match=r"^a group must have at most 2 refined subgroups$"):
+        extended(a, w)
+
+
+def small_queue(config, seed):
+    rng = np.random.default_rng(seed)
+    products = []
+    for mode in Mode:
+        x, w = (rng.standard_normal((rows, 96)).astype(np.float32) for rows in (7, 6))
+        product = list(layer_products(config, w, x))[mode]
+        products.append(Gemm(product.a, product.w, mode))
+    return products
+
+
+def test_images_that_are_wrong_are_noticed(accelerator, seed, monkeypatch):
+    products = small_queue(accelerator.config, seed)
+    assert verify(accelerator.config, products, accelerator.run(products)) == 3 * 42
+    bugs = {
+        "pack_nibbles": lambda codes: codes[..., 1::2] | codes[..., 0::2] << 4,
+        "_offset_rows": lambda operands: np.roll(right(operands), 1, axis=1),
+        "shared_masks": lambda operands: not shared(operands),
+    }
+    right, shared = sim.image._offset_rows, sim.image.shared_masks
+    for name, bug in bugs.items():
+        with monkeypatch.context() as patched:
+            patched.setattr(sim.image, name, bug)
+            batch = accelerator.run(products)
+        with pytest.raises(AcceleratorError, match="outputs of 42 differ"):
+            verify(accelerator.config, products, batch)
+
+
+def test_results_that_are_wrong_are_noticed(accelerator, seed):
+    products = small_queue(accelerator.config, seed)
+    batch = accelerator.run(products)
+    batch[1].output[3, 2] += 1
+    with pytest.raises(
+        AcceleratorError, match=r"^product 1 \(NVFP4, 7 × 6\): 1 outputs of 42 differ, first at \(3, 2\)"
+    ):
+        verify(accelerator.config, products, batch)
+    batch[1].output[3, 2] -= 1
+    batch.results[2] = dataclasses.replace(batch[2], status=4)
+    with pytest.raises(AcceleratorError, match=r"^product 2 .* has status 4, not 0$"):
+        verify(accelerator.config, products, batch)
+
+
+TINY = {
+    **{"rows": 1, "columns": 2, "activation_depth": 16, "weight_depth": 8, "accumulators": 16, "weight_entries": 2},
+    **{"activation_entries": 4, "data_width": 64, "address_width": 32, "max_burst": 8, "outstanding": 2},
+}
+
+
+def replaced(text, changes):
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    return text
+
+
+def memory_bug(**changes):
+    def patch(monkeypatch):
+        right = memory_verilog
+        monkeypatch.setattr(sim.axi_memory, "memory_verilog", lambda *widths: replaced(right(*widths), changes))
+
+    return patch
+
+
+def hardware_bug(module, name, change):
+    def patch(monkeypatch):
+        monkeypatch.setattr(module, name, change(getattr(module, name)))
+        design = generate("accelerator", **TINY)
+        monkeypatch.setattr(sim.accelerator, "generated", lambda *_, **__: design)
+
+    return patch
+
+
+BUGS = {
+    "none": (lambda monkeypatch: None, None),
+    "a strobe is dropped": (memory_bug(**{"lane < BYTES; lane": "lane < BYTES - 1; lane"}), "differ|record|written"),
+    "strobes are ignored": (memory_bug(**{"if (w_strb[w_out % 512][lane]) word": "word"}), "written"),
+    "a beat is read twice": (
+        memory_bug(**{"address = ar_addr[ar_out % 64] + r_beat * BYTES": "address = ar_addr[ar_out % 64]"}),
+        "differ|record|interrupt|code",
+    ),
+    "the record is elsewhere": (hardware_bug(hdl.accelerator, "RECORD_OFFSET", lambda right: right + 16), "written"),
+    "bytes are turned too far": (
+        hardware_bug(hdl.dma, "_rotated", lambda right: lambda m, word, amount: right(m, word, amount + 1)),
+        "differ|record|interrupt|code|written",
+    ),
+    "the wrong identity": (hardware_bug(hdl.accelerator, "MAGIC", lambda right: right + 1), "id 0x4d455541"),
+}
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_memories_and_hardware_that_are_wrong_are_noticed(bug, seed, monkeypatch):
+    patch, message = BUGS[bug]
+    patch(monkeypatch)
+    accelerator = Accelerator(SECOND, memory=1 << 15, **TINY)
+    rng = np.random.default_rng(seed)
+    # An odd number of outputs of four bytes, so that the last beat of a row is not full.
+    products = [dataclasses.replace(random_gemm(rng, accelerator.config, 2, 3, 1, Mode.NVFP4, "fp32"), scale=1.0)]
+    with contextlib.nullcontext() if message is None else pytest.raises(AcceleratorError, match=message):
+        assert verify(accelerator.config, products, accelerator.run(products, rng=rng)) == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tokens", "0"], "--tokens must be at least 1, not 0"),
+        (["--random", "0"], "--random must be at least 1, not 0"),
+        (["--rows", "0"], "rows must be at least 1, not 0"),
+        (["--data-width", "100"], "data_width must be a power of two from 32 to 1024, not 100"),
+        (["--stalls", "256"], "stalls must be from 0 to 255"),
+        (["--layer", "30"], "layer"),
+        (["--json", "/nowhere/at/all.json"], "--json must be in a folder that exists, not /nowhere/at/all.json"),
+    ],
+)
+def test_wrong_arguments_give_one_line(arguments, message, capsys):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("sim.accelerator: ")
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_the_page_has_an_example_that_runs(capsys):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "driver.md").read_text()
+    examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(examples) == 1
+    exec(compile(examples[0], "docs/driver.md", "exec"), {})
+    assert capsys.readouterr().out == "(8, 48) float32 True\n"
