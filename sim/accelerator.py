@@ -628,8 +628,20 @@ def random_timing(rng: np.random.Generator) -> Timing:
     return Timing(read, write, stalls, int(rng.integers(1 << 30)))
 
 
+SMALL_MEMORY = 1 << 23
+"""Bytes of the memory of ``--random``."""
 CAMPAIGN: tuple[dict[str, Any], ...] = (
-    {"rows": 2, "columns": 2, "activation_depth": 64, "weight_depth": 32, "accumulators": 64},
+    {
+        "rows": 2,
+        "columns": 2,
+        "activation_depth": 64,
+        "weight_depth": 32,
+        "accumulators": 64,
+        "weight_entries": 8,
+        "activation_entries": 16,
+        "address_width": 36,
+        "outstanding": 4,
+    },
     {
         "rows": 1,
         "columns": 3,
@@ -808,7 +820,7 @@ def campaign(count: int, seed: int, simulator: str, together: int = 40) -> Itera
     for number in range(-(-count // together)):
         which = number % len(CAMPAIGN)
         if which == len(accelerators):
-            accelerators.append(Accelerator(simulator, memory=1 << 23, **CAMPAIGN[which]))
+            accelerators.append(Accelerator(simulator, memory=SMALL_MEMORY, **CAMPAIGN[which]))
         accelerator = accelerators[which]
         rng = np.random.default_rng((seed, number))
         products = random_queue(rng, accelerator.config, min(together, count - done))

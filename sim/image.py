@@ -29,8 +29,10 @@ PAD = 64
 """Least alignment of arrays and of their ends, in bytes: a bus may read the rest of a beat."""
 _BITS = np.arange(1 << SUBGROUPS)[:, None] >> np.arange(SUBGROUPS) & 1 == 1
 _COUNT = _BITS.sum(axis=1)
-_OVERHEAD = 24
+_OVERHEAD = 4
 """Cycles between tiles that nothing hides, roughly; only for choosing between plans."""
+_SEGMENT = 16
+"""K-vectors of a segment: fewer cost bus time, more let computing start later."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -351,24 +353,24 @@ def plans(config: AcceleratorConfig, mode: Mode, m: int, n: int, k: int) -> Iter
     rows_bytes = config.lanes // 2 + config.vmac.blocks * (1 if mode != Mode.AUTOFP6 else 3)
     beat = config.data_width // 8
     for tile_m in _sizes(m, config.rows, min(config.max_m, config.activation_depth // kv)):
-        row_blocks = -(-m // (config.rows * tile_m))
-        resident = 2 * tile_m * kv <= config.activation_depth or row_blocks == 1
-        a_rows = min(m, config.rows * tile_m)
-        a_load = a_rows * kv * max(1, rows_bytes / beat)
+        panels = -(-m // (config.rows * tile_m))
+        a_load = min(m, config.rows * tile_m) * kv * max(1, rows_bytes / beat)
         for tile_n in _sizes(vectors, config.columns, min(config.max_words // tile_m, half if paired else 2 * half)):
             pairs = tile_n if paired else -(-tile_n // 2)
-            rounds = -(-kv // (half // pairs))
-            segment = -(-kv // rounds)
-            column_blocks = -(-vectors // (config.columns * tile_n))
+            segments = max(-(-kv // (half // pairs)), -(-kv // _SEGMENT))
+            per_panel = -(-vectors // (config.columns * tile_n))
             words = tile_m * tile_n
             compute = max(words, READ_AFTER_WRITE) * kv
             w_rows = min(vectors, config.columns * tile_n) * (2 if paired else 1)
             load = w_rows * kv * max(1, rows_bytes / beat)
             drain = config.rows * words * max(1, 8 * config.columns / beat)
-            tile = max(compute, load + (a_load / column_blocks if resident else 0), drain) + _OVERHEAD
-            tiles = row_blocks * column_blocks
-            serial = a_load * (1 if resident else row_blocks) + load / rounds + drain
-            yield Plan(tile_m, tile_n, segment, tiles, int(tiles * tile + serial))
+            tile = max(compute, load, drain) + _OVERHEAD
+            if 2 * tile_m * kv <= config.activation_depth:
+                panel = max(per_panel * tile, per_panel * load + a_load)
+            else:
+                panel = (per_panel - 1) * tile + max(tile, load + a_load)
+            start = (a_load + load) / segments + drain
+            yield Plan(tile_m, tile_n, -(-kv // segments), panels * per_panel, int(panels * panel + start))
 
 
 def plan(config: AcceleratorConfig, mode: Mode, m: int, n: int, k: int) -> Plan:
@@ -378,7 +380,7 @@ def plan(config: AcceleratorConfig, mode: Mode, m: int, n: int, k: int) -> Plan:
     --------
     >>> found = plan(AcceleratorConfig(rows=2, columns=2), Mode.NVFP4, 64, 1536, 576)
     >>> found.tile_m, found.tile_n, found.segment, found.tiles
-    (16, 8, 18, 192)
+    (16, 8, 9, 192)
     """
     return min(plans(config, mode, m, n, k), key=lambda found: (found.cycles, found.tiles, -found.tile_m))
 

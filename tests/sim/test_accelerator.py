@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 import re
 import struct
 from pathlib import Path
@@ -23,6 +24,8 @@ from model.block_scaled import BlockScaled
 from model.llm import load
 from model.pe import Operands
 from sim.accelerator import (
+    CAMPAIGN,
+    SMALL_MEMORY,
     Accelerator,
     AcceleratorError,
     Gemm,
@@ -38,18 +41,8 @@ from sim.gemm import layer_products, operands_of
 from sim.real_input import sampled_tensors
 from sim.runner import available_simulators
 
-PARAMETERS = {
-    "rows": 2,
-    "columns": 2,
-    "activation_depth": 64,
-    "weight_depth": 32,
-    "accumulators": 64,
-    "weight_entries": 8,
-    "activation_entries": 16,
-    "address_width": 36,
-    "outstanding": 4,
-}
-MEMORY = 1 << 21
+PARAMETERS = CAMPAIGN[0]
+MEMORY = SMALL_MEMORY
 SECOND = "icarus" if "icarus" in available_simulators() else "verilator"
 QUEUE = 14
 
@@ -498,6 +491,51 @@ def test_memories_and_hardware_that_are_wrong_are_noticed(bug, seed, monkeypatch
     products = [dataclasses.replace(random_gemm(rng, accelerator.config, 2, 3, 1, Mode.NVFP4, "fp32"), scale=1.0)]
     with contextlib.nullcontext() if message is None else pytest.raises(AcceleratorError, match=message):
         assert verify(accelerator.config, products, accelerator.run(products, rng=rng)) == 6
+
+
+@pytest.fixture
+def command(accelerator, monkeypatch):
+    """Run the command line on the array of these tests."""
+    monkeypatch.setattr(sim.accelerator, "Accelerator", lambda *_, **__: accelerator)
+    monkeypatch.setattr(sim.accelerator, "CAMPAIGN", CAMPAIGN[:1])
+    monkeypatch.setattr(sim.accelerator, "SHAPES", ((5, 7, 64), (33, 20, 96)))
+    return main
+
+
+def test_the_command_runs_a_layer(command, capsys, tmp_path):
+    file = tmp_path / "layer.json"
+    assert command(["--projections", "o", "--layer", "1", "--tokens", "3", "--out", "fp32", "--json", str(file)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"3 products, {3 * 3 * 576} outputs, all equal to the model's"
+    rows = json.loads(file.read_text())["rows"]
+    assert [(row["mode"], row["m"], row["n"], row["k"]) for row in rows] == [
+        (mode, 3, 576, 576) for mode in ("AutoFP2", "NVFP4", "AutoFP6")
+    ]
+    assert all(0 < row["use"] <= 1 for row in rows)
+
+
+def test_the_command_runs_sizes_and_longer_products(command, capsys):
+    assert command(["--shapes"]) == 0
+    assert capsys.readouterr().out.endswith("6 products, 2085 outputs, all equal to the model's\n")
+    assert command(["--extended", "--projections", "o", "--layer", "1", "--tokens", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"2 products, {2 * 2 * 576} outputs, all equal to the model's"
+    assert float(lines[-2].split()[-1]) > 1.3
+
+
+def test_the_command_runs_random_products(command, capsys, seed):
+    assert command(["--random", "50", "--seed", str(seed & 0xFFFF)]) == 0
+    assert re.search(r"^ +50 products, +[1-9]\d+ outputs", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_the_command_says_what_is_wrong(command, capsys, monkeypatch):
+    monkeypatch.setattr(sim.image, "pack_nibbles", lambda codes: codes[..., 1::2] | codes[..., 0::2] << 4)
+    assert command(["--random", "5", "--seed", "3"]) == 1
+    error = capsys.readouterr().err
+    assert re.match(
+        r"sim.accelerator: seed 3, queue 0, \{'rows': 2.* Timing.* product \d+ .* outputs of \d+ differ", error
+    )
+    assert len(error.splitlines()) == 1
 
 
 @pytest.mark.parametrize(
