@@ -411,7 +411,7 @@ def campaign(
     block, count, seed, parameters, tool
         As for `mutated`.
     vectors : int
-        Rows to simulate at most for a mutant.
+        Rows to simulate for a mutant, in whole portions.
     quiet : bool
         No progress on the standard error stream.
 
@@ -470,7 +470,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("blocks", nargs="+", choices=BLOCKS, metavar="BLOCK", help=f"one or more of {', '.join(BLOCKS)}")
     add("--count", type=int, default=200, help="mutants of each block (default: 200)")
     add("--seed", type=int, default=1, help="seed of faults and stimuli (default: 1)")
-    add("--vectors", type=int, default=VECTORS, help=f"rows to simulate at most for a mutant (default: {VECTORS})")
+    add("--vectors", type=int, default=VECTORS, help=f"rows to simulate for a mutant, in whole portions (default: {VECTORS})")
     add("--json", type=Path, metavar="FILE", help="write the results here as well")
     add("--tool", choices=TOOLS, help="which Yosys (default: the first that is installed)")
     add("--quiet", action="store_true", help="no progress on the standard error stream")
