@@ -29,6 +29,8 @@ DIRECTED_ROWS, LONG_ROWS = 4096, 16384
 RESETS = 40
 ANY_SIZES, JUST_FIT = 300, 16
 """Commands of any size, and tiles of nearly the largest."""
+MOST_COMMANDS, SOME_FIT = 20_000, 100
+"""Commands of every size that are to be refused, and tiles of sizes that are not."""
 MASK_ROWS = 14
 """Enough for a tile of one vector."""
 EPOCH = 6
@@ -266,14 +268,7 @@ class _Writer:
         """Commands on both sides of every limit: M·N too large, and any sizes; then tiles that just fit."""
         config = self.config
         most = tuple((1 << limit.bit_length()) - 1 for limit in (config.max_m, config.max_n, config.max_kv))
-        # M·N just above the limit and each power of two behind it.
-        limits = [config.max_words << shift for shift in range((most[0] * most[1] // config.max_words).bit_length())]
-        pairs = {
-            (m, -(-(limit + 1 - (limit > config.max_words)) // m))
-            for m in range(1, config.max_m + 1)
-            for limit in limits
-        }
-        bad = [(m, n, 1, True, False) for m, n in sorted(pairs) if n <= most[1]]
+        bad = [(m, min(config.max_words // m + 1, most[1]), 1, True, False) for m in range(1, config.max_m + 1)]
         for _ in range(ANY_SIZES):
             m, n, kv = (self.random.randint(0, limit >> self.random.randrange(limit.bit_length())) for limit in most)
             legal = 1 <= m <= config.max_m and 1 <= m * n <= config.max_words and 1 <= kv <= config.max_kv
@@ -287,6 +282,18 @@ class _Writer:
             m = self.random.randint(1, config.max_m)
             n = max(config.max_words // m - self.random.choice([0, 0, 1, 2]), 1)
             self.play([draw_tile(config, self.rng, "NVFP4", m, n, 1)], status=0)
+
+    def every_size(self) -> None:
+        """Every M and N whose product is too large, and some that fit, to the cycle."""
+        config = self.config
+        most = (1 << config.max_n.bit_length()) - 1
+        pairs = [(m, n) for m in range(1, config.max_m + 1) for n in range(1, most + 1)]
+        bad = [(m, n, 1, True, False) for m, n in pairs if m * n > config.max_words]
+        self.random.shuffle(bad)
+        self.reset()
+        self.play(bad[:MOST_COMMANDS], status=BAD_COMMAND)
+        fit = [(m, n, 2) for m, n in pairs if m * n <= config.max_words]
+        self.uninterrupted(self.random.sample(fit, min(SOME_FIT, len(fit))))
 
     def masks(self) -> None:
         """Each pair of masks in each block by itself, so that nothing else raises the status or changes the sum."""
@@ -396,7 +403,7 @@ class ElementPlayer:
         if rows >= DIRECTED_ROWS:
             parts += [writer.status_bits, writer.refusals, writer.blocked, writer.resets, writer.products, writer.masks]
         if rows >= LONG_ROWS:
-            parts += [writer.full, writer.longest]
+            parts += [writer.full, writer.every_size, writer.longest]
         for part in (*parts, writer.every_cycle, writer.epoch):
             part()
         while writer.script.length < rows:
