@@ -20,10 +20,10 @@ __all__ = ["ARRAYS", "Assembler", "Fetcher", "Loader", "Walker", "job_layout", "
 ARRAYS = ("codes", "scales", "masks", "offsets")
 """Arrays of an operand in memory."""
 _MASKS, _SCALES, _OFFSETS, _CODES = range(4)
-_CHUNKS, _PIECES = 4, 2
+_CHUNKS, _PIECES = 8, 8
 """Chunks whose masks are fetched ahead, and chunks that wait for their words."""
 _TOKENS = 16
-_REQUESTS = 32
+_REQUESTS = 64
 READ_BASE = ErrorCode.READ_BEYOND - DmaStatus.REFUSED
 """Added to the status of a failed read gives its code."""
 
@@ -942,7 +942,8 @@ class Loader(wiring.Component):
             fetcher.clear.eq(begins),
             walker.job.eq(self.job),
             walker.start.eq(self.start),
-            walker.code.eq(Mux(failed, READ_BASE + fetcher.error, self.code)),
+            # The failure of the product before is forgotten with the start.
+            walker.code.eq(Mux(failed & ~begins, READ_BASE + fetcher.error, self.code)),
             walker.since.eq(self.since),
             walker.descriptor.eq(self.descriptor),
             walker.failed.eq(failed),
@@ -954,7 +955,7 @@ class Loader(wiring.Component):
         ]
 
         # A chunk is on its way from when it is made until its last vector is in a bank.
-        on_way = Signal(range(_CHUNKS + _PIECES + 4))
+        on_way = Signal(range(_CHUNKS + _PIECES + 4))  # with the assembler's piece and two last vectors in its buffer
         m.d.sync += on_way.eq(on_way + (walker.chunk.valid & walker.chunk.ready) - assembler.done)
         m.d.comb += walker.quiet.eq(~on_way.any())
 

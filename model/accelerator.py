@@ -152,7 +152,7 @@ class AcceleratorConfig(EngineConfig):
     address_width: int = 40
     id_width: int = 1
     max_burst: int = 16
-    outstanding: int = 8
+    outstanding: int = 32
 
     def __post_init__(self) -> None:
         super().__post_init__()
