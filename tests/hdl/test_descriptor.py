@@ -316,6 +316,7 @@ def ring(config, rng, base, count):
     for _ in range(count):
         sizes = {name: rng.randrange(1, 1 << 24) for name in ("m", "n")}
         sizes |= {"tile_m": rng.choice([1, 60]), "k": config.lanes * rng.choice([1, 25]), "mode": rng.choice([0, 1])}
+        sizes |= {"out_stride": 16 * rng.randrange(1000)}
         # One that is too large is wrong by a product of two fields alone.
         places.append(dataclasses.replace(good(config), **sizes, tile_n=rng.choice([1, 2, 2, 3])))
     noise = lambda: rng.randbytes(64)  # noqa: E731
@@ -486,6 +487,7 @@ def test_bugs_of_the_queue_are_caught(bug, seed, monkeypatch):
     with pytest.raises((AssertionError, KeyError, IndexError)):  # noqa: PT012
         test_descriptors_come_in_the_order_of_a_ring_that_wraps("64", 0.6, seed)
         test_reads_that_fail_give_their_code_and_the_next_descriptor_comes("64", 0.5, seed)
+        test_descriptors_come_in_the_order_of_a_ring_that_wraps("1024", 0.0, seed)
         test_without_enable_nothing_is_fetched_and_what_was_fetched_runs_on(seed)
         test_a_restart_begins_with_the_first_place(seed)
         test_a_place_beyond_the_address_space_is_not_read(32, seed)
