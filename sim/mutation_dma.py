@@ -417,6 +417,12 @@ class _Writer:
                     many.append(self.long_failing(region))
                 self.play(many, kinds, prompt=not kinds)
 
+    def short_failing(self) -> None:
+        """Play requests of a beat or two of which some fail, and whose ends come late."""
+        for closed in ({"done": CLOSED}, {}, {}):
+            few = [self.request(self.base(5) + self.random.randrange(PAGE), 1 + n % 20) for n in range(60)]
+            self.play(few, {} if closed else {"done": self.random.choice(["often", "bursts"])}, closed=closed)
+
     def long_failing(self, region: int) -> Request:
         """Draw a request of many bursts in a region with errors."""
         size = 5 * (self.config.outstanding + 2) * self.config.block_beats * self.config.beat_bytes
@@ -538,6 +544,8 @@ class EnginePlayer:
             parts += [writer.late, writer.failing, writer.resets, writer.every_offset, writer.limits]
         if rows >= LONG_ROWS:
             parts += [writer.longer, writer.longest]
+        if rows >= DIRECTED_ROWS:
+            parts += [writer.short_failing]
         for part in (*parts, writer.unhindered, writer.random_requests):
             part()
         while writer.script.length < rows:

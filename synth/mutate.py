@@ -470,7 +470,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("blocks", nargs="+", choices=BLOCKS, metavar="BLOCK", help=f"one or more of {', '.join(BLOCKS)}")
     add("--count", type=int, default=200, help="mutants of each block (default: 200)")
     add("--seed", type=int, default=1, help="seed of faults and stimuli (default: 1)")
-    add("--vectors", type=int, default=VECTORS, help=f"rows to simulate for a mutant, in whole portions (default: {VECTORS})")
+    add(
+        "--vectors",
+        type=int,
+        default=VECTORS,
+        help=f"rows to simulate for a mutant, in whole portions (default: {VECTORS})",
+    )
     add("--json", type=Path, metavar="FILE", help="write the results here as well")
     add("--tool", choices=TOOLS, help="which Yosys (default: the first that is installed)")
     add("--quiet", action="store_true", help="no progress on the standard error stream")
