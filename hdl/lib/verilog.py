@@ -24,6 +24,8 @@ _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 # Operators whose result has the width of its operands, and comparisons, whose operands have one width.
+_RESET_PORT = re.compile(rf"  wire width 1 input \d+ +{_RESET}$")
+_RESET_PIN = re.compile(rf"    connect {_RESET} ")
 _SAME_WIDTH = ("add", "sub", "mul", "and", "or", "xor", "xnor")
 _COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
 
@@ -192,19 +194,17 @@ def _without_idle_resets(text: str) -> str:
     }
     if not idle:
         return text
-    for module in idle:
-        text = re.sub(
-            rf"(^module \\{re.escape(module)}\n.*?)^  wire width 1 input \d+ +{_RESET}\n",
-            r"\1",
-            text,
-            count=1,
-            flags=re.M | re.S,
-        )
-        text = re.sub(
-            rf"(^  cell \\{re.escape(module)} (?:(?!^  end\n).)*?)^    connect {_RESET} [^\n]*\n",
-            r"\1",
-            text,
-            flags=re.M | re.S,
-        )
+    kept = []
+    in_idle = of_idle = False
+    for line in text.splitlines(keepends=True):
+        if line.startswith("module "):
+            in_idle = line[len("module \\") :].rstrip() in idle
+        elif line.startswith("  cell "):
+            of_idle = line.split()[1].removeprefix("\\") in idle
+        elif line == "  end\n":
+            of_idle = False
+        elif (in_idle and _RESET_PORT.match(line)) or (of_idle and _RESET_PIN.match(line)):
+            continue
+        kept.append(line)
     # What only handed its reset on is idle now.
-    return _without_idle_resets(text)
+    return _without_idle_resets("".join(kept))
