@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from model import autofp2, gemm
+from model import accelerator_cycles, autofp2, gemm
 from model.accelerator import (
     MAGIC,
     MEANINGS,
@@ -690,6 +690,8 @@ class Row:
     tile_m, tile_n, segment, tiles : int
     cycles : int
         By the accelerator's own count, alone in the queue.
+    predicted : int or None
+        Cycles that :func:`model.accelerator_cycles.predict` gives; None if channels stall.
     use : float
         Useful vector operations by cycles and elements.
     compared : int
@@ -707,21 +709,50 @@ class Row:
     segment: int
     tiles: int
     cycles: int
+    predicted: int | None
     use: float
     compared: int
     seconds: float
 
     HEAD = (
         f"{'name':9} {'M':>5} {'N':>5} {'K':>5} {'mode':8} {'tile':>8} {'segment':>7} {'tiles':>5} "
-        f"{'cycles':>9} {'use %':>6} {'compared':>9} {'s':>6}"
+        f"{'cycles':>9} {'predicted':>9} {'off %':>6} {'use %':>6} {'compared':>9} {'s':>6}"
     )
 
     def __str__(self) -> str:
         tile = f"{self.tile_m}×{self.tile_n}"
+        predicted = f"{'':>9} {'':>6}"
+        if self.predicted is not None:
+            predicted = f"{self.predicted:>9} {100 * (self.predicted / self.cycles - 1):>6.2f}"
         return (
             f"{self.name:9} {self.m:>5} {self.n:>5} {self.k:>5} {self.mode:8} {tile:>8} {self.segment:>7} {self.tiles:>5} "
-            f"{self.cycles:>9} {100 * self.use:>6.1f} {self.compared:>9} {self.seconds:>6.1f}"
+            f"{self.cycles:>9} {predicted} {100 * self.use:>6.1f} {self.compared:>9} {self.seconds:>6.1f}"
         )
+
+
+def predicted_cycles(accelerator: Accelerator, product: Gemm, found: Plan) -> int | None:
+    """Return what the model predicts for a product alone in the queue, None if channels stall."""
+    timing, config = accelerator.timing, accelerator.config
+    if any(timing.chances.values()):
+        return None
+    a, w = product.stored(config.lanes)
+    refined = product.mode == Mode.AUTOFP6
+    return accelerator_cycles.predict(
+        config,
+        accelerator_cycles.Product(
+            product.mode,
+            Format.RAW if product.out == "raw" else Format.FP32,
+            len(a.codes),
+            len(w.codes),
+            a.codes.shape[1] * config.lanes,
+            found.tile_m,
+            found.tile_n,
+            found.segment,
+            *(float(_bits(x.masks).sum()) / (x.masks.shape[0] * x.masks.shape[1]) * refined for x in (a, w)),
+        ),
+        timing.read_latency,
+        timing.write_latency,
+    )
 
 
 def measure(accelerator: Accelerator, name: str, product: Gemm) -> Row:
@@ -743,6 +774,7 @@ def measure(accelerator: Accelerator, name: str, product: Gemm) -> Row:
         found.segment,
         found.tiles,
         result.cycles,
+        predicted_cycles(accelerator, product, found),
         result.utilisation(accelerator.config),
         compared,
         time.monotonic() - started,
