@@ -63,7 +63,7 @@ def _row_cycles(
     for first in range(0, vectors, CHUNK):
         count = min(CHUNK, vectors - first)
         # A request that does not begin with a beat takes a cycle more than it has words.
-        beats = sum(-(-count * size // beat) + ((start + first) * size % beat > 0) for size in sizes)
+        beats: float = sum(-(-count * size // beat) + ((start + first) * size % beat > 0) for size in sizes)
         wanted = count * octets if refined else 0
         # Offsets begin at any byte: half a beat is lost at the end, and nearly always that cycle.
         beats += wanted / beat + 1.5 if wanted else 0

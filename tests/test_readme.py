@@ -50,3 +50,11 @@ def test_first_command_writes_verilog_of_every_block(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert len(list(tmp_path.glob("*.v"))) == len(re.findall(r"^\| `\w+` \|", TEXT, re.MULTILINE))
+
+
+def test_example_prints_what_it_says(capsys):
+    [example] = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    exec(compile(example, "README.md", "exec"), {})
+    shape, _, cycles = capsys.readouterr().out.strip().rpartition(" ")
+    assert shape == "(8, 48)"
+    assert int(cycles) > 100
