@@ -227,7 +227,14 @@ class Accelerator(wiring.Component):
         # Ends. All that a product raised is there when nothing of it is on its way.
         quiet = Signal()
         products = Signal(range(_MOST_PRODUCTS + 1))
-        code: Value = Mux(token.code.any(), token.code, Mux(output.error.any(), _WRITE_BASE + output.error, 0))
+        # A tile without an address has no rows for the output stage.
+        beyond, output_error = Signal(), Signal(2)
+        with m.If(sends & token.starts & token.output.beyond):
+            m.d.sync += beyond.eq(1)
+        with m.If(ends):
+            m.d.sync += beyond.eq(0)
+        m.d.comb += output_error.eq(Mux(output.error.any(), output.error, Mux(beyond, DmaStatus.REFUSED, 0)))
+        code: Value = Mux(token.code.any(), token.code, Mux(output_error.any(), _WRITE_BASE + output_error, 0))
         status = Signal(config_status(engine), attrs=lint_unused("no command and no load is bad here"))
         m.d.comb += [
             quiet.eq(~running & ~engine.busy & output.idle),
@@ -240,9 +247,9 @@ class Accelerator(wiring.Component):
             recorder.end.payload.cycles.eq(cycle - token.since),
             engine.clear.eq(ends),
             output.clear.eq(ends),
-            output.discard.eq(output.error.any()),
+            output.discard.eq(output_error.any()),
             # What goes wrong at the output may belong to a product before the one that is loaded.
-            loader.stop.eq(output.error.any() & (products == 1)),
+            loader.stop.eq(output_error.any() & (products == 1)),
         ]
         m.d.sync += products.eq(products + queue.start - ends)
         self._share(m, recorder.busy, recorder, output, write, ("request", "word"), ("done",))

@@ -84,11 +84,12 @@ def job_layout(config: AcceleratorConfig) -> data.StructLayout:
 
 
 def output_layout(config: AcceleratorConfig) -> data.StructLayout:
-    """Return the layout of what the output stage is told of a tile; see :class:`hdl.output.OutputStage`."""
+    """Return the layout of what the output stage is told of a tile, see :class:`hdl.output.OutputStage`; ``beyond``: it has no address."""
     return data.StructLayout(
         {
             "address": config.address_width,
             "stride": 32,
+            "beyond": 1,
             "rows": (config.rows * config.max_m).bit_length(),
             "outputs": (2 * config.columns * config.max_n).bit_length(),
             "fp32": 1,
@@ -120,9 +121,21 @@ def token_layout(config: AcceleratorConfig) -> data.StructLayout:
     )
 
 
+def place_bits(config: AcceleratorConfig) -> int:
+    """Return the bits of a place in memory: an address, and above it whether it is beyond the address space."""
+    return config.address_width + 1
+
+
+def _advanced(place: Value, amount: Value) -> Value:
+    """Return a place so many bytes further on; what is beyond the address space stays there."""
+    space = len(place) - 1
+    total = place[:space] + amount
+    return Cat(total[:space], place[space] | total[space:].any())
+
+
 def mask_request_layout(config: AcceleratorConfig) -> data.StructLayout:
     """Return the layout of a request for the masks of a chunk."""
-    return data.StructLayout({"address": config.address_width, "count": CHUNK.bit_length()})
+    return data.StructLayout({"place": place_bits(config), "count": CHUNK.bit_length()})
 
 
 def _chunk_fields(config: AcceleratorConfig) -> dict[str, object]:
@@ -148,13 +161,13 @@ def chunk_layout(config: AcceleratorConfig) -> data.StructLayout:
     refinement = (
         {}
         if config.refinement == "none"
-        else {"offsets": config.address_width, "first": 1, "resumes": 1, "row": _row_bits(config)}
+        else {"offsets": place_bits(config), "first": 1, "resumes": 1, "row": _row_bits(config)}
     )
     return data.StructLayout(
         {
             **_chunk_fields(config),
-            "codes": config.address_width,
-            "scales": config.address_width,
+            "codes": place_bits(config),
+            "scales": place_bits(config),
             **refinement,
         }
     )
@@ -246,10 +259,10 @@ class Walker(wiring.Component):
 
         # Where the next panel, the tile and the row that is loaded begin in memory.
         panel, tile, row = (
-            {name: Signal(config.address_width, name=f"{kind}_{name}") for name in arrays}
+            {name: Signal(place_bits(config), name=f"{kind}_{name}") for name in arrays}
             for kind in ("panel", "tile", "row")
         )
-        out_next, out_tile = (Signal(config.address_width, name=f"out_{n}") for n in ("next", "tile"))
+        out_next, out_tile = (Signal(place_bits(config), name=f"out_{n}") for n in ("next", "tile"))
         a_left, w_left, row_left = (Signal(MAX_ROWS.bit_length(), name=f"{n}_left") for n in ("a", "w", "row"))
         k_start, k_row, length = (Signal(len(job.kv), name=n) for n in ("k_start", "k_row", "length"))
         weight, odd = Signal(), Signal()
@@ -288,7 +301,7 @@ class Walker(wiring.Component):
         last_place, last_index = Signal(), Signal()
         k_at = Signal(len(job.kv))
         pushes = Signal()
-        at = {name: Signal(config.address_width, name=f"at_{name}") for name in arrays if name != "offsets"}
+        at = {name: Signal(place_bits(config), name=f"at_{name}") for name in arrays if name != "offsets"}
         m.d.comb += [
             left.eq(length - k_row),
             row_ends.eq(left <= CHUNK),
@@ -297,7 +310,7 @@ class Walker(wiring.Component):
             last_place.eq(place == Mux(weight, job.tile_n, job.tile_m) - 1),
             last_index.eq(index == Mux(weight, config.columns - 1, config.rows - 1)),
             load_ends.eq(row_ends & last_place & last_index & (odd | ~weight | ~job.fp2)),
-            *(at[name].eq(row[name] + (k_at << shift[name])) for name in arrays if name != "offsets"),
+            *(at[name].eq(_advanced(row[name], k_at << shift[name])) for name in at),
             chunk.zero.eq(~real),
             chunk.refined.eq(job.refined),
             chunk.weight.eq(weight),
@@ -316,7 +329,7 @@ class Walker(wiring.Component):
                 chunk.first.eq(~k_at.any()),
                 chunk.resumes.eq(~k_row.any() & k_start.any()),
                 chunk.row.eq(number),
-                self.mask.payload.address.eq(at["masks"]),
+                self.mask.payload.place.eq(at["masks"]),
                 self.mask.payload.count.eq(chunk.count),
             ]
 
@@ -336,8 +349,9 @@ class Walker(wiring.Component):
             token.entries.eq(needs),
             token.tile.segment.eq(Mux(tile_ends, job.kv - k_start, job.segment)),
             token.output.address.eq(out_tile),
+            token.output.beyond.eq(out_tile[-1]),
             token.output.stride.eq(job.out_stride),
-            token.output.rows.eq(Mux(a_left < panel_rows, a_left, panel_rows)),
+            token.output.rows.eq(Mux(out_tile[-1], 0, Mux(a_left < panel_rows, a_left, panel_rows))),
             token.output.outputs.eq(Mux(w_left < tile_rows, w_left, tile_rows)),
             token.output.fp32.eq(job.fp32),
             token.output.scale.eq(job.out_scale),
@@ -442,7 +456,9 @@ class Walker(wiring.Component):
                     m.d.comb += following.eq(place)
                     m.d.sync += [
                         *(
-                            row[name].eq(row[name] + Mux(weight, job.w[f"{name}_stride"], job.a[f"{name}_stride"]))
+                            row[name].eq(
+                                _advanced(row[name], Mux(weight, job.w[f"{name}_stride"], job.a[f"{name}_stride"]))
+                            )
                             for name in arrays
                         ),
                         row_left.eq(row_left - row_left.any()),
@@ -451,7 +467,7 @@ class Walker(wiring.Component):
                         odd.eq(stays),
                     ]
                     with m.If(~weight & ~k_start.any()):
-                        m.d.sync += out_next.eq(out_next + job.out_stride)
+                        m.d.sync += out_next.eq(_advanced(out_next, job.out_stride))
                     # Rows of activations go to one element row after the other, those of weights to each column in turn.
                     with m.If(~stays):
                         with m.If(weight):
@@ -483,7 +499,7 @@ class Walker(wiring.Component):
                         a_base.eq(Cat(Const(0, half), a_half)),
                         first_tile.eq(0),
                         w_left.eq(w_left - tile_rows),
-                        out_tile.eq(out_tile + tile_bytes),
+                        out_tile.eq(_advanced(out_tile, tile_bytes)),
                     ]
                     with m.If(panel_ends):
                         m.d.sync += a_left.eq(a_left - panel_rows)
@@ -573,6 +589,8 @@ class Fetcher(wiring.Component):
         # Requests.
         request = self.request.payload
         kind, wants, accepted = Signal(2), Signal(), Signal()
+        # A place beyond the address space becomes a request that the DMA engine refuses: one of no bytes.
+        place, octets_asked = Signal(place_bits(config)), Signal(len(request.bytes))
         behind = Signal(len(request.bytes), attrs=lint_unused("words are counted, not bytes"))
         asks_mask: Value = Const(0, 1)
         m.d.comb += [
@@ -580,7 +598,9 @@ class Fetcher(wiring.Component):
             accepted.eq(self.request.valid & self.request.ready),
             kinds.input.valid.eq(accepted),
             kinds.input.payload.kind.eq(kind),
-            behind.eq(request.bytes - 1),
+            request.address.eq(place),
+            request.bytes.eq(Mux(place[-1], 0, octets_asked)),
+            behind.eq(octets_asked - 1),
             kinds.input.payload.more.eq(behind[beat:]),
         ]
         if refinement:
@@ -616,8 +636,8 @@ class Fetcher(wiring.Component):
                     m.d.comb += [
                         wants.eq(1),
                         kind.eq(_SCALES),
-                        request.address.eq(chunk.scales),
-                        request.bytes.eq(chunk.count << _log2(size["scales"])),
+                        place.eq(chunk.scales),
+                        octets_asked.eq(chunk.count << _log2(size["scales"])),
                     ]
                     with m.If(accepted & ~asks_mask):
                         m.next = "codes"
@@ -629,8 +649,8 @@ class Fetcher(wiring.Component):
                     m.d.comb += [
                         wants.eq(counts.output.payload.any()),
                         kind.eq(_OFFSETS),
-                        request.address.eq(chunk.offsets + start),
-                        request.bytes.eq(counts.output.payload),
+                        place.eq(_advanced(chunk.offsets, start)),
+                        octets_asked.eq(counts.output.payload),
                     ]
                     with m.If(~counts.output.payload.any() | (accepted & ~asks_mask)):
                         m.d.comb += [counts.output.ready.eq(1), write.en.eq(1)]
@@ -640,8 +660,8 @@ class Fetcher(wiring.Component):
                 m.d.comb += [
                     wants.eq(pieces.input.ready),
                     kind.eq(_CODES),
-                    request.address.eq(chunk.codes),
-                    request.bytes.eq(chunk.count << _log2(size["codes"])),
+                    place.eq(chunk.codes),
+                    octets_asked.eq(chunk.count << _log2(size["codes"])),
                 ]
                 with m.If(accepted & ~asks_mask):
                     m.d.comb += [pieces.input.valid.eq(1), chunks.output.ready.eq(1)]
@@ -651,8 +671,8 @@ class Fetcher(wiring.Component):
                 m.d.comb += [
                     wants.eq(1),
                     kind.eq(_MASKS),
-                    request.address.eq(self.mask.payload.address),
-                    request.bytes.eq(self.mask.payload.count << _log2(size["masks"])),
+                    place.eq(self.mask.payload.place),
+                    octets_asked.eq(self.mask.payload.count << _log2(size["masks"])),
                 ]
 
         # Words go to the queue of their request. One that was refused has no words, so zeros stand for them.
@@ -848,7 +868,8 @@ class Assembler(wiring.Component):
         with m.If(crosses):
             m.d.sync += [current.eq(self.offsets.payload), have.eq(over)]
         with m.If(takes):
-            m.d.sync += [left.eq(self.piece.payload.octets), at.eq(0), have.eq(0)]
+            # Words of the next piece may come before it.
+            m.d.sync += [left.eq(Mux(self.piece.valid, self.piece.payload.octets, 0)), at.eq(0), have.eq(0)]
 
         following: Value = Const(0, 0)
         for block in range(blocks):
