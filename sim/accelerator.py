@@ -61,7 +61,7 @@ MEMORY = 1 << 25
 BASE = 0x8000_0000
 """Address of its first byte."""
 PATIENCE = 100_000
-"""Cycles that a queue may take beyond many times its estimate."""
+"""Cycles that a queue may take beyond four times its estimate."""
 NAMES = {Mode.AUTOFP2: "AutoFP2", Mode.NVFP4: "NVFP4", Mode.AUTOFP6: "AutoFP6"}
 
 SHAPES = (
@@ -451,7 +451,7 @@ class Accelerator:
         timing = timing or self.timing
         slow = 256 / (256 - max(timing.chances.values(), default=0))
         estimate = sum(p.cycles + 1000 + 20 * p.tiles * (timing.read_latency + timing.write_latency) for p in found)
-        run, records, cycles = self.play(image, descriptors, outputs, int(PATIENCE + 20 * slow * estimate), timing)
+        run, records, cycles = self.play(image, descriptors, outputs, int(PATIENCE + 4 * slow**2 * estimate), timing)
         results = []
         for number, (descriptor, output, tiles, record) in enumerate(
             zip(descriptors, outputs, found, records, strict=True)
@@ -915,10 +915,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Timing(latency, latency, stalls, options.seed)
         sizes = {"rows": options.rows, "columns": options.columns, "data_width": options.data_width}
         AcceleratorConfig(**sizes)
-        if not options.shapes and options.random is None:
-            load().weight(options.layer, options.projections[0])
         if options.json is not None and not options.json.parent.is_dir():
             raise ValueError(f"--json must be in a folder that exists, not {options.json}")
+        if not options.shapes and options.random is None:
+            load().weight(options.layer, options.projections[0])
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"sim.accelerator: {error}", file=sys.stderr)
         return 2
