@@ -126,10 +126,11 @@ def place_bits(config: AcceleratorConfig) -> int:
     return config.address_width + 1
 
 
-def _advanced(place: Value, amount: Value) -> Value:
+def _advanced(m: Module, name: str, place: Value, amount: Value) -> Value:
     """Return a place so many bytes further on; what is beyond the address space stays there."""
     space = len(place) - 1
-    total = place[:space] + amount
+    total = Signal(max(space, len(amount)) + 1, name=f"{name}_further")
+    m.d.comb += total.eq(place[:space] + amount)
     return Cat(total[:space], place[space] | total[space:].any())
 
 
@@ -310,7 +311,7 @@ class Walker(wiring.Component):
             last_place.eq(place == Mux(weight, job.tile_n, job.tile_m) - 1),
             last_index.eq(index == Mux(weight, config.columns - 1, config.rows - 1)),
             load_ends.eq(row_ends & last_place & last_index & (odd | ~weight | ~job.fp2)),
-            *(at[name].eq(_advanced(row[name], k_at << shift[name])) for name in at),
+            *(at[name].eq(_advanced(m, f"at_{name}", row[name], k_at << shift[name])) for name in at),
             chunk.zero.eq(~real),
             chunk.refined.eq(job.refined),
             chunk.weight.eq(weight),
@@ -457,7 +458,12 @@ class Walker(wiring.Component):
                     m.d.sync += [
                         *(
                             row[name].eq(
-                                _advanced(row[name], Mux(weight, job.w[f"{name}_stride"], job.a[f"{name}_stride"]))
+                                _advanced(
+                                    m,
+                                    f"row_{name}",
+                                    row[name],
+                                    Mux(weight, job.w[f"{name}_stride"], job.a[f"{name}_stride"]),
+                                )
                             )
                             for name in arrays
                         ),
@@ -467,7 +473,7 @@ class Walker(wiring.Component):
                         odd.eq(stays),
                     ]
                     with m.If(~weight & ~k_start.any()):
-                        m.d.sync += out_next.eq(_advanced(out_next, job.out_stride))
+                        m.d.sync += out_next.eq(_advanced(m, "out_next", out_next, job.out_stride))
                     # Rows of activations go to one element row after the other, those of weights to each column in turn.
                     with m.If(~stays):
                         with m.If(weight):
@@ -499,7 +505,7 @@ class Walker(wiring.Component):
                         a_base.eq(Cat(Const(0, half), a_half)),
                         first_tile.eq(0),
                         w_left.eq(w_left - tile_rows),
-                        out_tile.eq(_advanced(out_tile, tile_bytes)),
+                        out_tile.eq(_advanced(m, "out_tile", out_tile, tile_bytes)),
                     ]
                     with m.If(panel_ends):
                         m.d.sync += a_left.eq(a_left - panel_rows)
@@ -649,7 +655,7 @@ class Fetcher(wiring.Component):
                     m.d.comb += [
                         wants.eq(counts.output.payload.any()),
                         kind.eq(_OFFSETS),
-                        place.eq(_advanced(chunk.offsets, start)),
+                        place.eq(_advanced(m, "offsets", chunk.offsets, start)),
                         octets_asked.eq(counts.output.payload),
                     ]
                     with m.If(~counts.output.payload.any() | (accepted & ~asks_mask)):

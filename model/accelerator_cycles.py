@@ -8,7 +8,7 @@ from model.pe import DEPOSIT, READ_AFTER_WRITE
 
 __all__ = ["Product", "predict"]
 
-FETCH = 12
+FETCH = 6
 """Cycles from when a descriptor is asked for to the first chunk, without the memory's latency and the beats of the descriptor."""
 LOADED = 9
 """Cycles from the last word of a segment on the bus to the first vector issued."""
@@ -16,6 +16,8 @@ REQUEST = 8
 """Cycles from a request to its first word in the assembler, without the memory's latency."""
 LOOKAHEAD = 8
 """Chunks whose masks are fetched ahead."""
+UNDER_WAY = 10
+"""Chunks whose other words are asked for ahead."""
 SENT = 2
 """Cycles from when banks have sent a segment to the next one's first vectors."""
 REORDERED = 2
@@ -67,7 +69,7 @@ def _row_cycles(
         wanted = count * octets if refined else 0
         # Offsets begin at any byte: half a beat is lost at the end, and nearly always that cycle.
         beats += wanted / beat + 1.5 if wanted else 0
-        total += max(beats, count, (latency + REQUEST) / LOOKAHEAD if refined else 0, 4 if refined else 3)
+        total += max(beats, count, (latency + REQUEST) / (LOOKAHEAD if refined else UNDER_WAY), 4 if refined else 3)
     return total
 
 
@@ -134,15 +136,13 @@ def predict(config: AcceleratorConfig, product: Product, read_latency: int = 0, 
                     elif len(panel_freed) > 1:
                         begins = max(begins, panel_freed[-2][-1])
                 waited = begins > bus or not (used or computed)
-                # Loading: the bus goes ahead of the assembler where there is padding.
-                fetches = w_rows * _row_cycles(config, p.segment * number, length, refined, p.w_refined, read_latency)
-                rows = tile_rows
+                # Loading: padding takes the time of its vectors.
+                cost = w_rows * _row_cycles(config, p.segment * number, length, refined, p.w_refined, read_latency)
+                padding = tile_rows - w_rows
                 if first_tile:
-                    fetches += a_rows * _row_cycles(
-                        config, p.segment * number, length, refined, p.a_refined, read_latency
-                    )
-                    rows += panel_rows
-                bus = begins + max(fetches, rows * length) + (REQUEST + read_latency if waited else 0)
+                    cost += a_rows * _row_cycles(config, p.segment * number, length, refined, p.a_refined, read_latency)
+                    padding += panel_rows - a_rows
+                bus = begins + cost + padding * length + (REQUEST + read_latency if waited else 0)
                 used += size
                 # Computing.
                 offered = max(bus + LOADED, sent + SENT)
