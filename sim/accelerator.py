@@ -922,7 +922,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"sim.accelerator: {error}", file=sys.stderr)
         return 2
-    print(f"seed {options.seed}, stalls {stalls}/256, latency {latency}", flush=True)
+    drawn = options.random is not None
+    print(f"seed {options.seed}" + ("" if drawn else f", stalls {stalls}/256, latency {latency}"), flush=True)
     rows: list[Row] = []
     try:
         if options.random is not None:
