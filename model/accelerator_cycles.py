@@ -102,6 +102,13 @@ def predict(config: AcceleratorConfig, product: Product, read_latency: int = 0, 
     pace = max(words, READ_AFTER_WRITE)
     panel_rows, tile_rows = config.rows * p.tile_m, config.columns * p.tile_n * per_vector
     parts = [min(p.segment, kv - first) for first in range(0, kv, p.segment)]
+    a_costs, w_costs = (
+        [
+            _row_cycles(config, p.segment * number, length, refined, octets, read_latency)
+            for number, length in enumerate(parts)
+        ]
+        for octets in (p.a_refined, p.w_refined)
+    )
     single = p.tile_m * kv > config.activation_depth // 2
     # Beats of elements per sum that is written, and bus words per beat.
     halves = 1 if p.format == Format.FP32 and not fp2 else 2
@@ -137,10 +144,10 @@ def predict(config: AcceleratorConfig, product: Product, read_latency: int = 0, 
                         begins = max(begins, panel_freed[-2][-1])
                 waited = begins > bus or not (used or computed)
                 # Loading: padding takes the time of its vectors.
-                cost = w_rows * _row_cycles(config, p.segment * number, length, refined, p.w_refined, read_latency)
+                cost = w_rows * w_costs[number]
                 padding = tile_rows - w_rows
                 if first_tile:
-                    cost += a_rows * _row_cycles(config, p.segment * number, length, refined, p.a_refined, read_latency)
+                    cost += a_rows * a_costs[number]
                     padding += panel_rows - a_rows
                 bus = begins + cost + padding * length + (REQUEST + read_latency if waited else 0)
                 used += size
