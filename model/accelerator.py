@@ -129,8 +129,12 @@ class Event(IntEnum):
 class AcceleratorConfig(EngineConfig):
     """Parameters of the accelerator: those of its tile engine and of its bus.
 
+    By default a panel of activations has two thirds of the global buffer: with 16 × 16 elements, 2 MB in all, as the paper has it.
+
     Attributes
     ----------
+    activation_depth, weight_depth : int
+        See :class:`model.tile_engine.EngineConfig`.
     data_width : int
         Bits of the AXI4 data bus: a power of two from 64 to 1024, at least twice the lanes.
     address_width : int
@@ -148,6 +152,8 @@ class AcceleratorConfig(EngineConfig):
         A parameter is of the wrong kind or outside its range; here lanes must be a power of two, and there are at most 255 rows and columns.
     """
 
+    activation_depth: int = 4096
+    weight_depth: int = 512
     data_width: int = 128
     address_width: int = 40
     id_width: int = 1

@@ -19,6 +19,7 @@ from model.accelerator import (
     Operand,
     Record,
 )
+from model.accelerator_cycles import Product, predict
 from model.memory import pack_nibbles
 from model.pe import OFFSET_BYTES, READ_AFTER_WRITE, Operands
 from model.vmac import SUBGROUPS
@@ -33,6 +34,10 @@ _OVERHEAD = 4
 """Cycles between tiles that nothing hides, roughly; only for choosing between plans."""
 _SEGMENT = 16
 """K-vectors of a segment: fewer cost bus time, more let computing start later."""
+_COMPARED, _MOST_PREDICTED = 12, 4096
+"""Plans whose cycles are predicted, and the most segments of a product for which they are."""
+_REFINED = 1.6
+"""Refined subgroups of a vector, of weights and of activations, that a prediction supposes: the usual budget of a fifth."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -374,15 +379,29 @@ def plans(config: AcceleratorConfig, mode: Mode, m: int, n: int, k: int) -> Iter
 
 
 def plan(config: AcceleratorConfig, mode: Mode, m: int, n: int, k: int) -> Plan:
-    """Return the tiling with the fewest estimated cycles; raises like :func:`plans`.
+    """Return the tiling with the fewest cycles; raises like :func:`plans`.
+
+    The best by estimate are compared by :func:`model.accelerator_cycles.predict`, also with shorter segments, unless the product is so large that
+    where it starts and ends does not matter.
 
     Examples
     --------
     >>> found = plan(AcceleratorConfig(rows=2, columns=2), Mode.NVFP4, 64, 1536, 576)
     >>> found.tile_m, found.tile_n, found.segment, found.tiles
-    (16, 8, 9, 192)
+    (8, 8, 8, 384)
     """
-    return min(plans(config, mode, m, n, k), key=lambda found: (found.cycles, found.tiles, -found.tile_m))
+    found = sorted(plans(config, mode, m, n, k), key=lambda found: (found.cycles, found.tiles, -found.tile_m))
+    kv = k // config.lanes
+    if found[0].tiles * -(-kv // found[0].segment) > _MOST_PREDICTED:
+        return found[0]
+
+    def predicted(chosen: Plan) -> tuple[int, int, int]:
+        sizes = (m, n, k, chosen.tile_m, chosen.tile_n, chosen.segment)
+        product = Product(mode, Format.RAW, *sizes, _REFINED, _REFINED)
+        return predict(config, product), chosen.tiles, -chosen.tile_m
+
+    shorter = (dataclasses.replace(chosen, segment=min(chosen.segment, _SEGMENT // 2)) for chosen in found[:_COMPARED])
+    return min((*found[:_COMPARED], *shorter), key=predicted)
 
 
 def _sizes(total: int, banks: int, most: int) -> Iterator[int]:

@@ -78,7 +78,7 @@ def test_parameters_reach_the_engine_and_the_bus():
     config = AcceleratorConfig(
         rows=3, columns=5, weight_depth=64, data_width=256, address_width=48, id_width=2, max_burst=4, outstanding=3
     )
-    assert config.engine == EngineConfig(rows=3, columns=5, weight_depth=64)
+    assert config.engine == EngineConfig(rows=3, columns=5, activation_depth=4096, weight_depth=64)
     assert dataclasses.astuple(config.dma) == (256, 48, 2, 4, 3)
 
 
@@ -238,6 +238,7 @@ def test_sizes_of_tiles_pass_if_and_only_if_they_fit(name, data):
     near = st.sampled_from([-1, 0, 1])
     tile_n = max(words // tile_m + data.draw(near), 1) if data.draw(st.booleans()) else data.draw(st.integers(1, 9))
     kv = max(config.activation_depth // tile_m + data.draw(near), 1) if data.draw(st.booleans()) else 1
+    kv = min(kv, config.max_kv)
     per_place = tile_n if mode == 0 else -(-tile_n // 2)
     segment = max(config.weight_depth // 2 // per_place + data.draw(near), 1)
     fits = (
