@@ -64,6 +64,8 @@ PATIENCE = 100_000
 """Cycles that a queue may take beyond four times its estimate."""
 NAMES = {Mode.AUTOFP2: "AutoFP2", Mode.NVFP4: "NVFP4", Mode.AUTOFP6: "AutoFP6"}
 
+_LARGE = 64
+"""Most elements that are compiled one by one."""
 SHAPES = (
     (128, 128, 1024),
     (256, 256, 1024),
@@ -280,7 +282,10 @@ class Accelerator:
         read, write = (latency, latency) if isinstance(latency, int) else latency
         self.timing = Timing(read, write, stalls, seed)
         design = generated("accelerator", **parameters)
-        self.harness = MemoryHarness({"accelerator.v": design.verilog}, design.sidecar, simulator, memory, waves)
+        # Elements of large arrays are compiled once, which makes the build minutes instead of hours and the run slower.
+        large = self.config.rows * self.config.columns > _LARGE and simulator == "verilator" and not waves
+        units = ("pe",) if large else ()
+        self.harness = MemoryHarness({"accelerator.v": design.verilog}, design.sidecar, simulator, memory, waves, units)
         # Addresses that are too narrow for the usual base leave memory at the bottom.
         self.base = BASE if BASE + memory <= 1 << self.config.address_width else 0
 
@@ -879,6 +884,9 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--shapes", action="store_true", help="products of many sizes instead")
     what.add_argument(
+        "--product", nargs=3, type=int, metavar=("M", "N", "K"), help="one size instead, random numbers, in every mode"
+    )
+    what.add_argument(
         "--extended", action="store_true", help="AutoFP6 beside NVFP4 with a longer K, on a layer's projections"
     )
     what.add_argument("--random", type=int, metavar="N", help="N random products in several configurations instead")
@@ -892,9 +900,13 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--stalls",
         type=int,
-        help="chance of a stall per channel and cycle, in 1/256 (default: 40; 0 with --shapes and --extended)",
+        help="chance of a stall per channel and cycle, in 1/256 (default: 40; 0 with --shapes, --product and --extended)",
     )
-    add("--latency", type=int, help="cycles that memory takes longer (default: 20; 0 with --shapes and --extended)")
+    add(
+        "--latency",
+        type=int,
+        help="cycles that memory takes longer (default: 20; 0 with --shapes, --product and --extended)",
+    )
     add("--seed", type=int, default=1, help="seed of stalls and random numbers (default: 1)")
     add("--simulator", choices=("verilator", "icarus"), default="verilator")
     add("--json", type=Path, metavar="FILE", help="write the table as JSON as well")
@@ -904,7 +916,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns 0 if every product is right, 1 if not, 2 for wrong arguments."""
     options = _parser().parse_args(arguments)
-    ideal = options.shapes or options.extended
+    ideal = options.shapes or options.extended or options.product
     stalls = options.stalls if options.stalls is not None else 0 if ideal else 40
     latency = options.latency if options.latency is not None else 0 if ideal else 20
     try:
@@ -917,8 +929,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         AcceleratorConfig(**sizes)
         if options.json is not None and not options.json.parent.is_dir():
             raise ValueError(f"--json must be in a folder that exists, not {options.json}")
-        if not options.shapes and options.random is None:
+        if not (options.shapes or options.product) and options.random is None:
             load().weight(options.layer, options.projections[0])
+        for size in options.product or ():
+            if size < 1:
+                raise ValueError(f"--product must have sizes of at least 1, not {size}")
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"sim.accelerator: {error}", file=sys.stderr)
         return 2
@@ -938,8 +953,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 rows += [native, longer]
         else:
             found = (
-                shape_rows(accelerator, SHAPES, options.seed)
-                if options.shapes
+                shape_rows(accelerator, SHAPES if options.shapes else [tuple(options.product)], options.seed)
+                if options.shapes or options.product
                 else layer_rows(accelerator, options.layer, options.tokens, options.projections, options.out)
             )
             for row in found:

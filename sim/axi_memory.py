@@ -5,7 +5,7 @@ accelerator with ports ``m_axi_…``, ``s_axi_…`` and ``irq`` fits the harness
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -670,6 +670,8 @@ class MemoryHarness:
         Bytes of the memory.
     waves : bool
         Record every run; the path is printed.
+    units : sequence of str
+        Modules of the block that are compiled once each, see :func:`sim.runner.build_bulk`.
 
     Raises
     ------
@@ -684,13 +686,14 @@ class MemoryHarness:
         simulator: str = "verilator",
         size: int = 1 << 24,
         waves: bool = False,
+        units: Sequence[str] = (),
     ) -> None:
         widths = {port["name"]: port["width"] for port in sidecar["ports"]}
         top = harness_verilog(sidecar, size)
         memory = memory_verilog(widths["m_axi_rdata"], widths["m_axi_araddr"], widths["m_axi_arid"], size)
         self.size = size
         self.beat = widths["m_axi_rdata"] // 8
-        self._build = build_bulk({**sources, "harness.v": top, "axi_memory.v": memory}, simulator, waves)
+        self._build = build_bulk({**sources, "harness.v": top, "axi_memory.v": memory}, simulator, waves, units=units)
 
     def run(
         self,

@@ -193,7 +193,7 @@ CONFIGS = [
 ]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     config=st.sampled_from(CONFIGS),
     mode=st.sampled_from(list(Mode)),
