@@ -67,8 +67,8 @@ def _row_cycles(
         # A request that does not begin with a beat takes a cycle more than it has words.
         beats: float = sum(-(-count * size // beat) + ((start + first) * size % beat > 0) for size in sizes)
         wanted = count * octets if refined else 0
-        # Offsets begin at any byte: half a beat is lost at the end, and nearly always that cycle.
-        beats += wanted / beat + 1.5 if wanted else 0
+        # Offsets begin at any byte: part of a beat is lost at the end, and often that cycle.
+        beats += wanted / beat + 1.3 if wanted else 0
         total += max(beats, count, (latency + REQUEST) / (LOOKAHEAD if refined else UNDER_WAY), 4 if refined else 3)
     return total
 
@@ -112,6 +112,8 @@ def predict(config: AcceleratorConfig, product: Product, read_latency: int = 0, 
     single = p.tile_m * kv > config.activation_depth // 2
     # Beats of elements per sum that is written, and bus words per beat.
     halves = 1 if p.format == Format.FP32 and not fp2 else 2
+    # Measured: what is lost from a row to the next where a sum is written as two elements.
+    between = min(1, max(p.tile_n / 4, 1 / 3)) if halves == 2 else 0
     per_sum = max(halves, halves * 32 * config.columns / config.data_width)
 
     bus = float(FETCH + read_latency + DESCRIPTOR_BYTES * 8 // config.data_width)
@@ -169,7 +171,7 @@ def predict(config: AcceleratorConfig, product: Product, read_latency: int = 0, 
             for element_row in range(config.rows):
                 real = min(max(a_rows - element_row * p.tile_m, 0), p.tile_m)
                 entered.append(max(computed + DEPOSIT, entered[-1], left[-2]) + words)
-                passes = real * (beats * per_sum + p.tile_n - beats) + (p.tile_m - real) * p.tile_n
+                passes = real * (beats * per_sum + p.tile_n - beats + between) + (p.tile_m - real) * p.tile_n
                 left.append(max(left[-1], entered[-1] + REORDERED) + passes)
             freed.append(entered[-1])
         panel_freed.append(last_use)
