@@ -593,15 +593,18 @@ class Fetcher(wiring.Component):
             queues[kinds_of[name]] = queue.input
 
         # Requests.
-        request = self.request.payload
+        # A request for masks goes before one that waits, so what is offered may change; behind the buffer it stays.
+        m.submodules.requests = requests = StreamBuffer(request_layout(config.dma))
+        wiring.connect(m, requests.output, wiring.flipped(self.request))
+        request = requests.input.payload
         kind, wants, accepted = Signal(2), Signal(), Signal()
         # A place beyond the address space becomes a request that the DMA engine refuses: one of no bytes.
         place, octets_asked = Signal(place_bits(config)), Signal(len(request.bytes))
         behind = Signal(len(request.bytes), attrs=lint_unused("words are counted, not bytes"))
         asks_mask: Value = Const(0, 1)
         m.d.comb += [
-            self.request.valid.eq(wants & kinds.input.ready),
-            accepted.eq(self.request.valid & self.request.ready),
+            requests.input.valid.eq(wants & kinds.input.ready),
+            accepted.eq(requests.input.valid & requests.input.ready),
             kinds.input.valid.eq(accepted),
             kinds.input.payload.kind.eq(kind),
             request.address.eq(place),
@@ -611,7 +614,7 @@ class Fetcher(wiring.Component):
         ]
         if refinement:
             asks_mask = self.mask.valid
-            m.d.comb += self.mask.ready.eq(self.request.ready & kinds.input.ready)
+            m.d.comb += self.mask.ready.eq(requests.input.ready & kinds.input.ready)
             m.submodules.counts = counts = StreamFifo(octets_bits, ahead)
             m.submodules.pointers = memory = Memory(
                 shape=(config.max_kv * SUBGROUPS * config.vmac.blocks).bit_length(),
