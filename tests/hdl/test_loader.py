@@ -458,7 +458,6 @@ def test_every_place_holds_its_vector_when_its_segment_is_given(name, seed):
     assert run.ends == [0] * len(jobs)
     assert run.given == [len(segments) for segments in run.plans]
     assert run.checked > 100
-    assert run.overlaps
 
 
 def sized(config, rng, **sizes):
@@ -533,9 +532,9 @@ def test_an_operand_that_leaves_the_address_space_is_not_read_at_its_beginning(s
 
 def test_stop_ends_a_product_with_the_tile_that_is_loaded(seed):
     rng, config = random.Random(seed), CONFIGS["no refinement"]
-    sizes = {"m": 8, "n": 12, "tile_m": 2, "tile_n": 2, "segment": 2, "kv": 5, "mode": 1}
+    sizes = {"m": 8, "n": 18, "tile_m": 2, "tile_n": 2, "segment": 2, "kv": 5, "mode": 1}
     jobs = [sized(config, rng, **sizes) for _ in range(5)]
-    stops = {0: 0, 1: 40, 3: 90}
+    stops = {0: 0, 1: 40, 3: 60}
     run = Run(config, jobs, Image(config, rng), seed=seed, stops=stops, stalls=["all", "late frees"])
     assert run.ends == [0] * 5
     whole = len(run.plans[0])
