@@ -257,7 +257,7 @@ class Accelerator(wiring.Component):
         # Registers.
         busy, restart = Signal(), Signal()
         m.d.comb += [
-            busy.eq(queue.fetching | loader.busy | products.any() | recorder.busy),
+            busy.eq(queue.busy | products.any() | recorder.busy),
             restart.eq(registers.control_restart & ~busy),
             queue.restart.eq(restart),
             recorder.restart.eq(restart),

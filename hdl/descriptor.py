@@ -155,6 +155,8 @@ class DescriptorQueue(wiring.Component):
     request, word, done
         Those of a :class:`hdl.dma.ReadDma`. They are in use while ``fetching``.
     fetching : Out(1)
+    busy : Out(1)
+        A descriptor was taken from the ring and the loader has not ended it.
     loading : In(1)
         The loader is busy.
     start : Out(1)
@@ -180,6 +182,7 @@ class DescriptorQueue(wiring.Component):
                 "word": In(stream.Signature(word_layout(config.dma))),
                 "done": In(stream.Signature(2)),
                 "fetching": Out(1),
+                "busy": Out(1),
                 "loading": In(1),
                 "start": Out(1),
                 "job": Out(job_layout(config)),
@@ -212,7 +215,8 @@ class DescriptorQueue(wiring.Component):
         bad = Signal()
         m.d.comb += self.code.eq(Mux(status.any(), _DESCRIPTOR_BASE + status, check.code))
 
-        with m.FSM():
+        with m.FSM() as fsm:
+            m.d.comb += self.busy.eq(~fsm.ongoing("idle"))
             with m.State("idle"), m.If(self.enable & (fetched != self.submitted) & ~self.loading & ~self.restart):
                 m.d.sync += [
                     self.since.eq(self.cycle),

@@ -406,7 +406,7 @@ def _registers() -> RegisterMap:
                     1,
                     1,
                     "w1p",
-                    "begin again with the first place and 0 completed; write 0 to submitted before; ignored while busy",
+                    "begin again with the first place and 0 completed; before, write 0 to enable and submitted; ignored while busy",
                 ),
             ),
             plain(

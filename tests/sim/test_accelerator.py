@@ -19,7 +19,7 @@ import sim.axi_memory
 import sim.image
 from hdl.build import generate
 from model import autofp6, block_scaled
-from model.accelerator import PITCH, AcceleratorConfig, ErrorCode, Event, Format, Mode, check
+from model.accelerator import PITCH, REGISTERS, AcceleratorConfig, ErrorCode, Event, Format, Mode, check
 from model.block_scaled import BlockScaled
 from model.llm import load
 from model.pe import Operands
@@ -36,7 +36,7 @@ from sim.accelerator import (
     unit,
     verify,
 )
-from sim.axi_memory import CHANNELS, ErrorRange, Timing, memory_verilog
+from sim.axi_memory import CHANNELS, Command, ErrorRange, Timing, memory_verilog
 from sim.gemm import layer_products, operands_of
 from sim.runner import available_simulators
 
@@ -135,6 +135,35 @@ def test_the_ring_goes_round(accelerator, seed):
         sums, status = expected(accelerator.config, product, tiles)
         assert (image.read_output(output) == sums).all()
         assert (record.code, record.status) == (ErrorCode.OK, status)
+
+
+def test_it_is_busy_from_the_fetch_to_the_end_and_then_starts_anew(accelerator, seed):
+    """A driver that disables it and sees it idle may take the memory back, whenever that is; restarting begins with the first place."""
+    rng = np.random.default_rng(seed)
+    image = accelerator.image()
+    descriptor, _, _ = accelerator.place(image, random_gemm(rng, accelerator.config, 9, 9, 3, Mode.NVFP4))
+    queue = image.queue([descriptor])
+    register = {each.name: each.offset for each in REGISTERS.registers}
+
+    def write(name, value):
+        return Command.write(register[name], value)
+
+    commands = [write("queue_low", queue & 0xFFFFFFFF), write("queue_high", queue >> 32)]
+    delays = range(40)
+    for delay in delays:
+        # Wait for the end without being told, then begin anew.
+        commands += [write("control", 1), write("submitted", 1), Command.idle(delay), write("control", 0)]
+        commands += [Command.read(register[name]) for name in ("state", "completed")]
+        commands += [Command.idle(3000), Command.read(register["completed"])]
+        commands += [write("submitted", 0), write("control", 2)]
+    run = accelerator.harness.run(image.contents, [*commands, Command.dump()], Timing(5, 5), accelerator.base)
+    reads = np.array([event.data for event in run.events if event.operation == 2]).reshape(-1, 3)
+    assert len(reads) == len(delays)
+    for busy, before, after in reads:
+        # What is neither running nor ended was not fetched.
+        assert before == 0
+        assert after == busy
+    assert reads[-1, 0] == 1
 
 
 def word(index, value):
