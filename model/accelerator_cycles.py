@@ -67,8 +67,8 @@ def _row_cycles(
         # A request that does not begin with a beat takes a cycle more than it has words.
         beats: float = sum(-(-count * size // beat) + ((start + first) * size % beat > 0) for size in sizes)
         wanted = count * octets if refined else 0
-        # Offsets begin at any byte: part of a beat is lost at the end, and often that cycle.
-        beats += wanted / beat + 1.3 if wanted else 0
+        # Offsets begin at any byte of a beat: so many beats do they touch on average.
+        beats += (wanted + beat - 1) / beat if wanted else 0
         total += max(beats, count, (latency + REQUEST) / (LOOKAHEAD if refined else UNDER_WAY), 4 if refined else 3)
     return total
 
