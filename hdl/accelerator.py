@@ -206,7 +206,7 @@ class Accelerator(wiring.Component):
             tile.valid.eq(sends),
             output.tile.valid.eq(sends & token.starts),
             output.tile.payload.address.eq(token.output.address),
-            output.tile.payload.stride.eq(token.output.stride),
+            output.tile.payload.stride.eq(_saturated(token.output.stride, config.address_width)),
             output.tile.payload.rows.eq(token.output.rows),
             output.tile.payload.outputs.eq(token.output.outputs),
             output.tile.payload.m.eq(token.tile.command.m),
@@ -255,8 +255,9 @@ class Accelerator(wiring.Component):
         self._share(m, recorder.busy, recorder, output, write, ("request", "word"), ("done",))
 
         # Registers.
-        busy, restart = Signal(), Signal()
+        busy, restart, following = Signal(), Signal(), Signal(16)
         m.d.comb += [
+            following.eq(recorder.completed + 1),
             busy.eq(queue.busy | products.any() | recorder.busy),
             restart.eq(registers.control_restart & ~busy),
             queue.restart.eq(restart),
@@ -271,7 +272,7 @@ class Accelerator(wiring.Component):
             registers.events_done_set.eq(recorder.ended),
             registers.events_error_set.eq(recorder.failed),
             registers.events_empty_set.eq(
-                (recorder.ended | recorder.failed) & (recorder.completed + 1 == registers.submitted_count)
+                (recorder.ended | recorder.failed) & (following == registers.submitted_count)
             ),
         ]
         error_code, error_number = Signal(8), Signal(16)
@@ -325,6 +326,13 @@ class Accelerator(wiring.Component):
 
 _MOST_PRODUCTS = 31
 """More than the queue of tokens can hold the ends of."""
+
+
+def _saturated(stride: Value, width: int) -> Value:
+    """Return a stride of so many bits; one that leaves the address space with the first step becomes the largest, which does so too."""
+    if len(stride) <= width:
+        return stride
+    return Mux(stride[width:].any(), (1 << width) - 1, stride[:width])
 
 
 def config_status(engine: TileEngine) -> Any:

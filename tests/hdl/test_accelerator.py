@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from amaranth.hdl import Elaboratable, Module, Signal
 from amaranth.sim import Simulator
 
 import hdl.accelerator
@@ -138,3 +139,29 @@ def test_bugs_are_caught(bug, monkeypatch):
     requests, words, pulses = simulate(AcceleratorConfig(), np.random.default_rng(1))
     found = [Record.unpack(word.to_bytes(16, "little")) for word in words]
     assert (requests, found, pulses) != expected()
+
+
+@pytest.mark.parametrize(("width", "expected"), [(20, 2**20 - 1), (31, 2**31 - 1), (32, 0x80000010), (40, 0x80000010)])
+def test_a_stride_that_leaves_the_address_space_still_does_so_when_it_is_cut(width, expected):
+    assert stride_of(width) == expected
+
+
+def stride_of(width):
+    """Evaluate the cut stride of 2**31 + 16."""
+    found = []
+
+    class Cut(Elaboratable):
+        def elaborate(self, platform):
+            m = Module()
+            self.stride, self.cut = Signal(32, init=0x80000010), Signal(64)
+            m.d.comb += self.cut.eq(hdl.accelerator._saturated(self.stride, width))
+            return m
+
+    async def look(ctx):
+        found.append(ctx.get(dut.cut))
+
+    dut = Cut()
+    simulator = Simulator(dut)
+    simulator.add_testbench(look)
+    simulator.run()
+    return found[0]
