@@ -466,10 +466,11 @@ def sized(config, rng, **sizes):
 
 
 def test_panels_of_half_a_bank_and_more_follow_each_other_and_leave_room_for_what_is_in_use(seed):
-    rng, config = random.Random(seed), CONFIGS["no refinement"]
+    # So much room for weights that activations alone have to wait.
+    rng, config = random.Random(seed), replace(CONFIGS["no refinement"], weight_depth=64)
     # 64 vectors in a bank: with 2 rows of activations, 16 K-vectors are half of it.
     kinds = [5, 16, 17, 5, 32]
-    sizes = {"m": 9, "n": 4, "tile_m": 2, "tile_n": 2, "segment": 5, "mode": 1}
+    sizes = {"m": 9, "n": 12, "tile_m": 2, "tile_n": 2, "segment": 5, "mode": 1}
     jobs = [sized(config, rng, kv=kv, **sizes) for kv in kinds]
     run = Run(config, jobs, Image(config, rng), seed=seed, stalls=["late frees"])
     assert run.ends == [0] * len(jobs)
