@@ -177,12 +177,16 @@ class WeightBank(wiring.Component):
         m.submodules.buffer = buffer = StreamBuffer(weight_entry(config.vmac))
         wiring.connect(m, buffer.output, wiring.flipped(self.entry))
         first = Signal(stored)
+        # The plain remap of odd rows ignores mantissas.
+        odd_codes = [
+            Cat(Const(0, 1), code.as_value()[1:]) if config.scaling == "group" else code for code in rows[1].codes
+        ]
         m.d.comb += [
             first.eq(Mux(from_odd, rows[1].as_value(), rows[0].as_value())),
             encoder.mode_nvfp4.eq(nvfp4),
             encoder.row_even.eq(first.codes),
             encoder.scale_even.eq(first.scales),
-            encoder.row_odd.eq(rows[1].codes),
+            *(target.eq(code) for target, code in zip(encoder.row_odd, odd_codes, strict=True)),
             encoder.scale_odd.eq(rows[1].scales),
             buffer.input.valid.eq(have),
             buffer.input.payload.codes.eq(encoder.w),

@@ -220,7 +220,8 @@ class WeightEncoder(wiring.Component):
 
         if config.scaling == "group":
             odd = [byte.as_value() & (~self.mode_nvfp4).replicate(8) for byte in self.scale_odd]
-            split = [*(byte.as_value() for byte in self.scale_even), *odd]
+            # Not the even bytes themselves, or they would pass this block by and leave inputs that nothing uses.
+            split = [*(byte.as_value() & Const(0xFF, 8) for byte in self.scale_even), *odd]
             domain += self.w_scale.eq(Cat(*split))
         else:
             split = [row[i] for i in range(config.blocks // 2) for row in pair_scales]
