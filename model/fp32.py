@@ -1,9 +1,9 @@
-"""Binary32 arithmetic of the output path, by bit patterns: integer to float, and product (docs/output.md). Shared by every accelerator family."""
+"""Binary32 arithmetic of the output path, by bit patterns: integer to float, product and sum (docs/output.md). Shared by every accelerator family."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["QUIET_NAN", "from_int", "multiply", "scaled"]
+__all__ = ["QUIET_NAN", "add", "from_int", "multiply", "scaled"]
 
 QUIET_NAN = 0x7FC00000
 """The one NaN that results have."""
@@ -58,6 +58,28 @@ def multiply(a: ArrayLike, b: ArrayLike) -> NDArray[np.uint32]:
     with np.errstate(all="ignore"):
         product = np.asarray(a, np.uint32).view(np.float32) * np.asarray(b, np.uint32).view(np.float32)
     return np.where(np.isnan(product), np.uint32(QUIET_NAN), np.asarray(product).view(np.uint32))
+
+
+def add(a: ArrayLike, b: ArrayLike) -> NDArray[np.uint32]:
+    """Add binary32 numbers as IEEE 754 says: to nearest even, subnormals kept, overflow to infinity.
+
+    Parameters
+    ----------
+    a, b : arrays of bit patterns, uint32
+
+    Returns
+    -------
+    ndarray of uint32
+        Bit patterns; every NaN is `QUIET_NAN`, and a sum of 0 is +0 unless both numbers are -0.
+
+    Examples
+    --------
+    >>> hex(add(0x3F800000, 0xBF800001)), hex(add(0x80000000, 0x80000000))
+    ('0xb4000000', '0x80000000')
+    """
+    with np.errstate(all="ignore"):
+        total = np.asarray(a, np.uint32).view(np.float32) + np.asarray(b, np.uint32).view(np.float32)
+    return np.where(np.isnan(total), np.uint32(QUIET_NAN), np.asarray(total).view(np.uint32))
 
 
 def scaled(values: ArrayLike, scale: ArrayLike) -> NDArray[np.uint32]:

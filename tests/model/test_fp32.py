@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model.fp32 import QUIET_NAN, from_int, multiply, scaled
+from model.fp32 import QUIET_NAN, add, from_int, multiply, scaled
 
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
 BITS = st.integers(0, 2**32 - 1)
@@ -109,6 +109,53 @@ SPECIAL = {
 def test_products_worked_by_hand():
     for (a, b), expected in SPECIAL.items():
         assert multiply(a, b) == multiply(b, a) == expected == product(a, b), (hex(a), hex(b))
+
+
+def total(a, b):
+    """Pattern of a sum, by the rules."""
+    magnitudes = [x & 0x7FFFFFFF for x in (a, b)]
+    infinite = [x == INFINITY for x in magnitudes]
+    if max(magnitudes) > INFINITY or (all(infinite) and a != b):
+        return QUIET_NAN
+    if any(infinite):
+        return a if infinite[0] else b
+    exact = value(a) + value(b)
+    return nearest(exact, exact < 0 if exact else a >> 31 & b >> 31)
+
+
+@settings(max_examples=600, deadline=None)
+@given(BITS, BITS)
+def test_sums_are_rounded_once_to_nearest_even(a, b):
+    assert add(a, b) == total(a, b)
+
+
+@settings(max_examples=800, deadline=None)
+@given(BITS, st.integers(-28, 28), st.integers(0, 2**23 - 1), st.booleans())
+def test_sums_of_numbers_of_like_size(a, distance, fraction, negative):
+    b = min(max((a >> 23 & 0xFF) + distance, 0), 254) << 23 | fraction | negative << 31
+    assert add(a, b) == total(a, b)
+
+
+SUMS = {
+    (0, 0x80000000): 0,
+    (0x80000000, 0x80000000): 0x80000000,
+    (0x3F800000, 0xBF800000): 0,
+    (INFINITY, 0xFF800000): QUIET_NAN,
+    (INFINITY, 0x7F7FFFFF): INFINITY,
+    (0xFF800000, 0x3F800000): 0xFF800000,
+    (0x7F7FFFFF, 0x73000000): INFINITY,  # half a step above the largest
+    (0x7F7FFFFF, 0x72FFFFFF): 0x7F7FFFFF,
+    (0x3F800000, 0x33800000): 0x3F800000,  # ties: the even one
+    (0x3F800001, 0x33800000): 0x3F800002,
+    (0x00800000, 0x80000001): 0x007FFFFF,
+    (0x007FFFFF, 0x00000001): 0x00800000,
+    (0x3F800000, 0xB3800001): 0x3F7FFFFF,
+}
+
+
+def test_sums_worked_by_hand():
+    for (a, b), expected in SUMS.items():
+        assert add(a, b) == add(b, a) == expected == total(a, b), (hex(a), hex(b))
 
 
 def test_accumulators_are_converted_then_scaled():
