@@ -5,8 +5,8 @@ from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.dma import request_layout, word_layout
+from hdl.job import ARRAYS, arrays_of, job_layout
 from hdl.lib.verilog import lint_unused
-from hdl.loader import ARRAYS, arrays_of, job_layout
 from model.accelerator import ALIGNMENT, DESCRIPTOR_BYTES, MAX_ROWS, PITCH, AcceleratorConfig, ErrorCode, Format, Mode
 from model.dma import DmaStatus
 

@@ -9,16 +9,20 @@ from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 import hdl.lib.streams
-import hdl.loader
+from hdl import assembler, fetcher, job, loader, walker
+from hdl.assembler import Assembler
+from hdl.fetcher import Fetcher
+from hdl.job import chunk_layout, mask_request_layout, piece_layout, token_layout
 from hdl.lib.verilog import to_verilog
-from hdl.loader import Assembler, Fetcher, Loader, Walker, chunk_layout, piece_layout, token_layout
+from hdl.loader import Loader
+from hdl.walker import Walker
 from model.accelerator import AcceleratorConfig
 from tests.formal.cut import Cut
 from tests.formal.prove import prove
 from tests.formal.test_dma_proof import Queue
 
 # Chunks of 4 vectors, few of them: a word of masks each, offsets and codes of several words.
-LIMITS = {"CHUNK": 4, "_CHUNKS": 2, "_PIECES": 2, "_REQUESTS": 4, "_TOKENS": 2}
+LIMITS = {"CHUNK": 4, "CHUNKS": 2, "PIECES": 2, "_REQUESTS": 4, "_TOKENS": 2}
 SMALL = {"rows": 1, "columns": 1, "accumulators": 4, "activation_entries": 2, "activation_depth": 4, "weight_depth": 4}
 CONFIGS = {
     "64 bits": AcceleratorConfig(**SMALL, data_width=64, address_width=13),
@@ -29,8 +33,12 @@ CONFIGS = {
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    for name, value in LIMITS.items():
-        monkeypatch.setattr(hdl.loader, name, value)
+    changed = set()
+    for module in (job, walker, fetcher, assembler, loader):
+        for name in LIMITS.keys() & vars(module).keys():
+            monkeypatch.setattr(module, name, LIMITS[name])
+            changed.add(name)
+    assert changed == LIMITS.keys()
     monkeypatch.setattr(hdl.lib.streams, "SyncFIFOBuffered", Queue)
 
 
@@ -104,7 +112,7 @@ def changed(source, before, after):
     """Return the class with a piece of its source changed."""
     text = inspect.getsource(source)
     assert text.count(before) == 1
-    names = dict(vars(hdl.loader))
+    names = dict(vars(sys.modules[source.__module__]))
     exec(text.replace(before, after), names)
     return names[source.__name__]
 
@@ -299,7 +307,7 @@ def fetcher_outcome(name, monkeypatch, source=Fetcher, cycles=0):
             key: [queue[key].level > i if i else queue[key].level.any() for i in range(len(views[key]))]
             for key in views
         }
-        masks = [t & (v.kind == hdl.loader._MASKS) for t, v in zip(there["kinds"], views["kinds"], strict=True)]
+        masks = [t & (v.kind == fetcher._MASKS) for t, v in zip(there["kinds"], views["kinds"], strict=True)]
         probes = {f"{key}_level": queue[key].level for key in queue}
         probes |= {
             f"{key}_refined": Cat(t & v.refined & ~v.zero for t, v in zip(there[key], views[key], strict=True))
@@ -333,7 +341,7 @@ def fetcher_outcome(name, monkeypatch, source=Fetcher, cycles=0):
         "REFINED_AT": chunks["refined"].offset,
         "PIECE_REFINED_AT": pieces["refined"].offset,
         "WIDTH": config.data_width,
-        "AHEAD": hdl.loader._CHUNKS + hdl.loader._PIECES + 3,
+        "AHEAD": job.CHUNKS + job.PIECES + 3,
         **{key.upper(): number for key, number in states.items()},
     }
     stays = ["request", "piece", "codes", "scales"]
@@ -341,7 +349,7 @@ def fetcher_outcome(name, monkeypatch, source=Fetcher, cycles=0):
     body += "".join(f"  always @* if (past) {k}_fit: assert (p_{k}_level <= {depth});\n" for k, depth in depths.items())
     if refined:
         body += "  always @* if (past) counts_in: assert (p_counts_level <= AHEAD);\n"
-        parameters["MASK_COUNT_AT"] = hdl.loader.mask_request_layout(config)["count"].offset
+        parameters["MASK_COUNT_AT"] = mask_request_layout(config)["count"].offset
         body, stays = body + FETCHER_REFINED, [*stays, "masks", "offsets"]
     else:
         parameters["OFFSETS"] = 3
@@ -507,7 +515,7 @@ def loader_outcome(monkeypatch, source=Loader, cycles=0):
 
     dut = Probed(source(config), probe, monkeypatch)
     # What queues hold, the piece in the assembler and two last vectors in its buffer: proven of fetcher and assembler.
-    parameters = {"MOST": hdl.loader._CHUNKS + hdl.loader._PIECES + 3}
+    parameters = {"MOST": job.CHUNKS + job.PIECES + 3}
     return outcome("loader", dut, LOADER, stays=["token"], parameters=parameters, cycles=cycles)
 
 
@@ -516,7 +524,7 @@ def test_counters_do_not_overflow_and_segments_are_given_when_they_are_loaded(mo
 
 
 LOADER_BUGS = {
-    "a counter that is too short": ("range(_CHUNKS + _PIECES + 4)", "range(2)"),
+    "a counter that is too short": ("range(CHUNKS + PIECES + 4)", "range(2)"),
     "a token before its segment": ("(loaded.any() | tokens.output.payload.end)", "1"),
     "ends are counted": ("tokens.output.ready & ~tokens.output.payload.end", "tokens.output.ready"),
 }

@@ -2,6 +2,7 @@
 
 import inspect
 import random
+import sys
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -11,7 +12,11 @@ from amaranth.hdl import Module, Value
 from amaranth.sim import Simulator
 
 import hdl.loader
-from hdl.loader import Assembler, Fetcher, Loader, Walker, job_layout, token_layout
+from hdl.assembler import Assembler
+from hdl.fetcher import Fetcher
+from hdl.job import job_layout, token_layout
+from hdl.loader import Loader
+from hdl.walker import Walker
 from model.accelerator import AcceleratorConfig
 
 SMALL = {"rows": 2, "columns": 3, "accumulators": 16, "activation_entries": 4}
@@ -549,7 +554,7 @@ def changed(source, *changes):
     for before, after in changes:
         assert text.count(before) == 1, before
         text = text.replace(before, after)
-    names = dict(vars(hdl.loader))
+    names = dict(vars(sys.modules[source.__module__]))
     exec(text, names)
     return names[source.__name__]
 
