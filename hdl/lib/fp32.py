@@ -1,4 +1,4 @@
-"""Binary32 arithmetic in pipelines that can stall: integer to float, and product. Shared by every accelerator family."""
+"""Binary32 arithmetic in pipelines that can stall: integer to float, product and sum. Shared by every accelerator family."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,11 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.lib.verilog import lint_unused
 
-__all__ = ["Float", "FloatMultiply", "IntToFloat"]
+__all__ = ["Float", "FloatAdd", "FloatMultiply", "IntToFloat"]
 
 _FRACTION, _EXPONENT, _BIAS = 23, 8, 127
 _SIGNIFICAND = _FRACTION + 1
+_QUIET_NAN = Cat(Const(1 << _FRACTION - 1, _FRACTION), Const(-1, _EXPONENT), Const(0, 1))
 
 
 class Float(data.Struct):
@@ -24,6 +25,14 @@ class Float(data.Struct):
     def significand(self) -> Value:
         """24 bits, with the hidden one unless the number is subnormal or zero."""
         return Cat(self.fraction, self.exponent.any())
+
+    def is_nan(self) -> Value:
+        """1 bit."""
+        return self.exponent.all() & self.fraction.any()
+
+    def is_infinite(self) -> Value:
+        """1 bit: an infinity of either sign."""
+        return self.exponent.all() & ~self.fraction.any()
 
     def scale(self) -> Value:
         """Return the biased exponent by which the significand counts: that of subnormals is 1."""
@@ -148,10 +157,9 @@ class FloatMultiply(wiring.Component):
         # Product, and the exponent that the result has if the product's top bit is set; a signed number.
         zero, infinite, nan = ([], [], [])
         for operand in (self.a, self.b):
-            special = operand.exponent.all()
             zero.append(~(operand.exponent.any() | operand.fraction.any()))
-            infinite.append(special & ~operand.fraction.any())
-            nan.append(special & operand.fraction.any())
+            infinite.append(operand.is_infinite())
+            nan.append(operand.is_nan())
         is_nan, is_infinite = Signal(), Signal()
         product, exponent = Signal(width), Signal(signed(_EXPONENT + 2))
         m.d.comb += [
@@ -205,8 +213,118 @@ class FloatMultiply(wiring.Component):
         result = Signal(Float)
         m.d.comb += [result.as_value().eq(Cat(rounded, sign)), result.sign.eq(sign)]
         with m.If(is_nan):
-            m.d.comb += result.eq(Cat(Const(1 << _FRACTION - 1, _FRACTION), Const(-1, _EXPONENT), Const(0, 1)))
+            m.d.comb += result.eq(_QUIET_NAN)
         with m.Elif(is_infinite | (rounded[_FRACTION:] >= (1 << _EXPONENT) - 1)):
+            m.d.comb += [result.fraction.eq(0), result.exponent.eq((1 << _EXPONENT) - 1)]
+        (output,) = _registers(m, enable, [result.as_value()], "result")
+        m.d.comb += self.number.as_value().eq(output)
+        return m
+
+
+class FloatAdd(wiring.Component):
+    """Add two binary32 numbers as IEEE 754 says, to nearest even; 1 sum per cycle in which ``enable`` is set.
+
+    Subnormals are kept. Every NaN is the quiet one 0x7FC00000, and a sum of 0 is +0 unless both numbers are -0. Stages: larger number and distance,
+    alignment, sum and its leading one, shift and rounding. The result stands in registers.
+
+    Attributes
+    ----------
+    latency : int
+        Cycles with ``enable`` from operands to result.
+
+    Members
+    -------
+    enable : In(1)
+    a, b : In(Float)
+    number : Out(Float)
+    """
+
+    latency = 4
+
+    enable: In(1)
+    a: In(Float)
+    b: In(Float)
+    number: Out(Float)
+
+    def elaborate(self, platform: object) -> Module:
+        """Build the four stages."""
+        m = Module()
+        enable = self.enable
+        a, b = self.a, self.b
+        # Behind the significand: a bit for rounding, one more for a shift to the left, and a sticky one.
+        width = _SIGNIFICAND + 3
+
+        # The number of larger magnitude gives exponent and sign.
+        swap, differ, is_nan, is_infinite = (Signal(name=name) for name in ("swap", "differ", "is_nan", "is_infinite"))
+        large, small = Signal(Float), Signal(Float)
+        gap = Signal(_EXPONENT)
+        m.d.comb += [
+            swap.eq(Cat(a.fraction, a.exponent) < Cat(b.fraction, b.exponent)),
+            large.as_value().eq(Mux(swap, b.as_value(), a.as_value())),
+            small.as_value().eq(Mux(swap, a.as_value(), b.as_value())),
+            differ.eq(a.sign ^ b.sign),
+            is_nan.eq(a.is_nan() | b.is_nan() | (a.is_infinite() & b.is_infinite() & differ)),
+            is_infinite.eq(a.is_infinite() | b.is_infinite()),
+            gap.eq(large.scale() - small.scale()),
+        ]
+        # What cancels is +0; the signs of two zeros that add are alike.
+        cancels = differ & (Cat(a.fraction, a.exponent) == Cat(b.fraction, b.exponent))
+        sign, differ, is_nan, is_infinite, exponent, gap, large, small = _registers(
+            m,
+            enable,
+            [
+                large.sign & ~cancels,
+                differ,
+                is_nan,
+                is_infinite,
+                large.scale(),
+                Mux(gap > width, width, gap)[: width.bit_length()],
+                large.significand(),
+                small.significand(),
+            ],
+            "ordered",
+        )
+
+        shifted, sticky = Cat(Const(0, 3), small), Const(0, 1)
+        for step in range(len(gap)):
+            moved = Signal(width, name=f"moved_{step}")
+            m.d.comb += moved.eq(Mux(gap[step], shifted >> (1 << step), shifted))
+            shifted, sticky = moved, sticky | (gap[step] & shifted[: 1 << step].any())
+        sign, differ, is_nan, is_infinite, exponent, large, small = _registers(
+            m,
+            enable,
+            [sign, differ, is_nan, is_infinite, exponent, large, Cat(shifted[0] | sticky, shifted[1:])],
+            "aligned",
+        )
+
+        # The sum's top bit counts twice what the exponent says. The exponent may not fall below 1.
+        total = Signal(width + 1)
+        m.d.comb += total.eq(Cat(Const(0, 3), large) + (small ^ differ.replicate(width)) + differ)
+        total = Cat(total[:width], total[width] & ~differ)
+        _, zeros = _normalised(m, total, "leading", _SIGNIFICAND + 2)
+        distance, left_over = Signal.like(zeros), Signal(_EXPONENT)
+        m.d.comb += [
+            distance.eq(Mux(exponent < zeros, exponent, zeros)),
+            left_over.eq(exponent + 1 - distance),
+        ]
+        sign, is_nan, is_infinite, total, distance, exponent = _registers(
+            m, enable, [sign, is_nan, is_infinite, total, distance, left_over], "sum"
+        )
+
+        for step in range(len(distance)):
+            moved = Signal(width + 1, name=f"normal_{step}")
+            m.d.comb += moved.eq(Mux(distance[step], total << (1 << step), total))
+            total = moved
+        short = Cat(total[:3].any(), total[3:])
+        rounded = Signal(_EXPONENT + _FRACTION)
+        m.d.comb += rounded.eq(
+            Cat(short[2:-1], Mux(short[-1], exponent, 0)) + (short[1] & (short[0] | short[2])),
+        )
+        result = Signal(Float)
+        m.d.comb += [result.as_value().eq(Cat(rounded, sign)), result.sign.eq(sign)]
+        with m.If(is_nan):
+            m.d.comb += result.eq(_QUIET_NAN)
+        with m.Elif(is_infinite | rounded[_FRACTION:].all()):
             m.d.comb += [result.fraction.eq(0), result.exponent.eq((1 << _EXPONENT) - 1)]
         (output,) = _registers(m, enable, [result.as_value()], "result")
         m.d.comb += self.number.as_value().eq(output)

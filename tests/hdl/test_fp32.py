@@ -9,9 +9,9 @@ import pytest
 from amaranth.sim import Simulator
 
 import hdl.lib.fp32
-from hdl.lib.fp32 import FloatMultiply, IntToFloat
+from hdl.lib.fp32 import FloatAdd, FloatMultiply, IntToFloat
 from hdl.lib.verilog import to_verilog
-from model.fp32 import from_int, multiply
+from model.fp32 import add, from_int, multiply
 from sim.harness import BulkHarness
 
 PATTERNS = [
@@ -58,6 +58,23 @@ def factors(rng, count):
     return np.concatenate([pairs, np.array(below, np.uint32), drawn, small, ties])
 
 
+def terms(rng, count):
+    """Pairs of patterns: each two of `PATTERNS` in all signs, random ones, exponents at all distances that matter, few bits, near cancellation."""
+    signed = PATTERNS + [pattern | 1 << 31 for pattern in PATTERNS]
+    pairs = np.array(list(itertools.product(signed, signed)), np.uint32)
+    drawn = rng.integers(0, 2**32, (count, 2), np.uint32, endpoint=False)
+    close = drawn.copy()
+    exponent = rng.integers(0, 255, count)
+    distance = np.where(rng.random(count) < 0.5, rng.integers(-3, 4, count), rng.integers(-28, 29, count))
+    for column, field in enumerate((exponent, np.clip(exponent + distance, 0, 254))):
+        close[:, column] = (close[:, column] & 0x807FFFFF) | field.astype(np.uint32) << np.uint32(23)
+    # Few bits make ties, ones below the top make long carries.
+    sparse = close & rng.choice(np.array([0xFFFFFFFF, 0xFFF00000, 0xFF800001, 0xFF800003], np.uint32), close.shape)
+    sparse |= rng.choice(np.array([0, 0, 0x7FFFF0, 0x7FFFFF], np.uint32), close.shape)
+    near = close[:, :1] + np.stack([np.zeros(count), rng.integers(-3, 4, count) + 2**31], 1).astype(np.uint32)
+    return np.concatenate([pairs, drawn, close, sparse, near])
+
+
 def through(dut, names, columns, stalls, rng):
     """Present a row per cycle in which the pipeline moves; returns the results as integers."""
     results = []
@@ -95,6 +112,14 @@ def test_products_are_the_nearest_numbers_whatever_the_stalls(seed):
     rng = np.random.default_rng(seed)
     a, b = factors(rng, 200)[rng.permutation(len(PATTERNS) ** 2 * 2 + 600)[:1500]].T
     assert through(FloatMultiply(), ["a", "b"], [a, b], 0.1, rng) == multiply(a, b).tolist()
+    assert len(a) == 1500
+
+
+def test_sums_are_the_nearest_numbers_whatever_the_stalls(seed):
+    rng = np.random.default_rng(seed)
+    rows = terms(rng, 300)
+    a, b = rows[rng.permutation(len(rows))[:1500]].T
+    assert through(FloatAdd(), ["a", "b"], [a, b], 0.1, rng) == add(a, b).tolist()
     assert len(a) == 1500
 
 
@@ -144,6 +169,16 @@ def test_many_products_in_the_emitted_verilog(product_rows):
     assert min(subnormal.sum(), infinite.sum()) > 10_000
 
 
+def test_many_sums_in_the_emitted_verilog(seed):
+    a, b = terms(np.random.default_rng(seed), 500_000).T
+    results = bulk(FloatAdd(), {"a": 32, "b": 32})(a=a, b=b)
+    expected = add(a, b)
+    assert len(results) == len(a) > 2_000_000
+    np.testing.assert_array_equal(results, expected)
+    subnormal = (expected << np.uint32(1) != 0) & (expected & np.uint32(0x7F800000) == 0)
+    assert min(subnormal.sum(), (expected << np.uint32(1) == 0).sum()) > 1000
+
+
 BUGS = {
     "ties go up": (IntToFloat, "short[1] & (short[0] | short[2])", "short[1]"),
     "no sticky bit of an integer": (IntToFloat, "padded[: below - 1].any()", "Const(0, 1)"),
@@ -153,6 +188,13 @@ BUGS = {
     "a shift too short": (FloatMultiply, "Mux(need > _SIGNIFICAND + 2, _SIGNIFICAND + 2, need)", "need"),
     "subnormals flushed": (FloatMultiply, "room < zeros", "Const(0, 1)"),
     "overflow unnoticed": (FloatMultiply, "(1 << _EXPONENT) - 1)):", "1 << _EXPONENT)):"),
+    "ties of sums go up": (FloatAdd, "short[1] & (short[0] | short[2])", "short[1]"),
+    "bits aligned away are lost": (FloatAdd, "shifted[0] | sticky", "shifted[0]"),
+    "one step of alignment too few": (FloatAdd, "Mux(gap > width, width, gap)", "gap"),
+    "subnormal sums": (FloatAdd, "Mux(exponent < zeros, exponent, zeros)", "zeros"),
+    "what cancels is negative": (FloatAdd, "large.sign & ~cancels", "large.sign"),
+    "infinities of two signs": (FloatAdd, "(a.is_infinite() & b.is_infinite() & differ)", "Const(0, 1)"),
+    "a sum beyond the largest": (FloatAdd, " | rounded[_FRACTION:].all()", ""),
     "zero times infinity": (FloatMultiply, "| (zero[0] & infinite[1])", ""),
 }
 
@@ -170,7 +212,7 @@ def test_bugs_are_caught(bug):
         columns = {"value": integers(64, rng, 50)}
         expected = from_int(columns["value"])
     else:
-        a, b = factors(rng, 100).T
+        a, b = (terms if source is FloatAdd else factors)(rng, 100).T
         columns = {"a": a, "b": b}
-        expected = multiply(a, b)
+        expected = (add if source is FloatAdd else multiply)(a, b)
     assert through(scope[source.__name__](), list(columns), list(columns.values()), 0, rng) != expected.tolist()
