@@ -1,5 +1,7 @@
 """Deterministic Verilog from an Amaranth component: one module per distinct design unit, no paths, no dates."""
 
+import contextlib
+import gc
 import re
 import subprocess
 from collections.abc import Iterator
@@ -109,7 +111,8 @@ def to_verilog(component: wiring.Component, name: str, *, sources: bool = False)
 def _unit(component: wiring.Component, name: str, platform: VerilogPlatform, *, sources: bool) -> str:
     """Return the Verilog of one design unit, up to the instances of others, which go into ``platform``."""
     use_yosys()
-    converted = rtlil.convert(component, name=name, platform=platform, emit_src=sources)
+    with _no_collection():
+        converted = rtlil.convert(component, name=name, platform=platform, emit_src=sources)
     text = _shared(_without_idle_resets(converted), name)
     keep = "" if sources else "-remove src "
     reasons = {
@@ -134,6 +137,18 @@ def _unit(component: wiring.Component, name: str, platform: VerilogPlatform, *, 
     body = re.sub(r"\A/\*.*?\*/\s*", "", done.stdout, flags=re.DOTALL)
     waived = "\n".join(_waived(body.splitlines(), reasons))
     return f"{waived.strip()}\n"
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the garbage collector away: to look again and again at Amaranth's objects, which live to the end of a unit, takes half of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _waived(lines: list[str], reasons: dict[tuple[str, str], str]) -> Iterator[str]:
