@@ -30,6 +30,7 @@ __all__ = [
     "layer_tensors",
     "load",
     "perplexity",
+    "predictions",
 ]
 
 Float = NDArray[np.float32]
@@ -384,17 +385,55 @@ def _rotate(x: Float, cos: Float, sin: Float) -> Float:
 
 
 def perplexity(model: Llama, tokens: ArrayLike) -> float:
-    """Return the exponential of the mean negative log-likelihood of each token but the first, given those before it."""
+    """Return the exponential of the mean negative log-likelihood of each token but the first, given those before it.
+
+    Raises
+    ------
+    ValueError
+        There are fewer than two tokens, or as :meth:`Llama.forward`.
+    """
     ids = np.asarray(tokens)
-    hidden = model.hidden(ids)[:-1]
-    total = 0.0
-    for start in range(0, len(hidden), _HEAD_ROWS):
-        logits = model.logits(hidden[start : start + _HEAD_ROWS])
+    if ids.size < 2:
+        raise ValueError(f"tokens must be at least 2, not {ids.size}")
+    losses, _ = predictions(model, model.hidden(ids)[:-1], ids[1:])
+    return float(np.exp(losses.mean()))
+
+
+def predictions(model: Llama, hidden: Float, following: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Compare what a model expects next with what follows.
+
+    Parameters
+    ----------
+    model : Llama
+    hidden : ndarray of float32, shape (tokens, width)
+        Final hidden states, as :meth:`Llama.hidden` gives them.
+    following : array_like of int, shape (tokens,)
+        The token that comes after each.
+
+    Returns
+    -------
+    losses : ndarray of float64, shape (tokens,)
+        Negative natural logarithm of the probability of each following token.
+    likeliest : ndarray of int64, shape (tokens,)
+        The most likely token.
+
+    Raises
+    ------
+    ValueError
+        There is not one following token for each state.
+    """
+    targets = np.asarray(following)
+    if targets.shape != hidden.shape[:1]:
+        raise ValueError(f"following must have shape {hidden.shape[:1]}, not {targets.shape}")
+    losses, likeliest = np.empty(len(targets)), np.empty(len(targets), dtype=np.int64)
+    for start in range(0, len(targets), _HEAD_ROWS):
+        part = slice(start, start + _HEAD_ROWS)
+        logits = model.logits(hidden[part])
         top = logits.max(axis=1)
         spread = np.log(np.exp(logits - top[:, None]).sum(axis=1, dtype=np.float64))
-        chosen = logits[np.arange(len(logits)), ids[start + 1 : start + 1 + len(logits)]]
-        total += float((top + spread - chosen).sum())
-    return float(np.exp(total / len(hidden)))
+        losses[part] = top + spread - logits[np.arange(len(logits)), targets[part]]
+        likeliest[part] = logits.argmax(axis=1)
+    return losses, likeliest
 
 
 def capture_inputs(
