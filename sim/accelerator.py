@@ -114,9 +114,19 @@ class Gemm:
     tiles: tuple[int, int, int] | None = None
 
     def stored(self, lanes: int) -> tuple[Operands, Operands]:
-        """Return both operands as rows of whole vectors."""
-        a, w = (x if isinstance(x, Operands) else operands_of(x, lanes) for x in (self.a, self.w))
-        return a, w
+        """Return both operands as rows of whole vectors.
+
+        Raises
+        ------
+        ValueError
+            Tensors differ in K, or arrays of stored rows have not the shapes that go with so many lanes.
+        """
+        a, w = self.a, self.w
+        if not isinstance(a, Operands) and not isinstance(w, Operands):
+            lengths = [(x.base if isinstance(x, Refined) else x).length for x in (a, w)]
+            if lengths[0] != lengths[1]:
+                raise ValueError(f"a and w must have the same K, not {lengths[0]} and {lengths[1]}")
+        return _stored("a", a, lanes), _stored("w", w, lanes)
 
     @property
     def tensor_scale(self) -> float:
@@ -128,6 +138,20 @@ class Gemm:
             if not isinstance(x, Operands):
                 scale *= float((x.base if isinstance(x, Refined) else x).tensor_scale)
         return scale
+
+
+def _stored(name: str, operand: BlockScaled | Refined | Operands, lanes: int) -> Operands:
+    if not isinstance(operand, Operands):
+        return operands_of(operand, lanes)
+    if operand.codes.ndim != 3 or operand.codes.shape[2] != lanes:
+        raise ValueError(f"codes of {name} must have shape (rows, KV, {lanes}), not {operand.codes.shape}")
+    blocks = (*operand.codes.shape[:2], lanes // GROUP)
+    shapes = {"scales": blocks, "masks": blocks, "offsets": (*blocks, OFFSET_BYTES)}
+    for array, shape in shapes.items():
+        found = getattr(operand, array).shape
+        if found != shape:
+            raise ValueError(f"{array} of {name} must have shape {shape}, not {found}")
+    return operand
 
 
 @dataclasses.dataclass(frozen=True)
@@ -299,7 +323,7 @@ class Accelerator:
         Raises
         ------
         ValueError
-            Sizes do not fit each other, or K does not fit the banks.
+            Sizes do not fit each other, K does not fit the banks, or tiles do not fit a descriptor.
         """
         config = self.config
         a, w = product.stored(config.lanes)
@@ -313,30 +337,18 @@ class Accelerator:
             raise ValueError("mode must be one that the configuration has, not AUTOFP6")
         found = plan(config, mode, m, n, kv * config.lanes)
         if product.tiles is not None:
+            # What a descriptor can say, the hardware checks.
+            for name, size in zip(("tile_m", "tile_n", "segment"), product.tiles, strict=True):
+                if not 0 <= size <= 0xFFFF:
+                    raise ValueError(f"{name} of tiles must be from 0 to 65535, not {size}")
             tile_m, tile_n, segment = product.tiles
             found = dataclasses.replace(found, tile_m=tile_m, tile_n=tile_n, segment=segment)
-        refined = mode == Mode.AUTOFP6
-        output = image.reserve_output(m, n, mode, kind)
         with np.errstate(over="ignore", under="ignore"):
             scale = np.float32(product.tensor_scale * unit(config, mode))
         if kind == Format.FP32 and not np.isfinite(scale):
             raise ValueError(f"scale must be finite in FP32 with the unit of the sums, not {product.tensor_scale}")
-        descriptor = Descriptor(
-            mode,
-            kind,
-            m,
-            n,
-            kv * config.lanes,
-            found.tile_m,
-            found.tile_n,
-            found.segment,
-            image.store_operand(a, refined),
-            image.store_operand(w, refined),
-            output.address,
-            output.stride,
-            int(scale.view(np.uint32)) if kind == Format.FP32 else 0,
-        )
-        return descriptor, output, found
+        bits = int(scale.view(np.uint32)) if kind == Format.FP32 else 0
+        return *image.store_product(mode, kind, a, w, found, bits), found
 
     def play(
         self,
@@ -360,7 +372,7 @@ class Accelerator:
         timing : Timing, optional
             :attr:`timing` by default.
         rounds : int
-            How often the ring is run through.
+            How often the ring is run through; all rounds together have at most 65535 descriptors, as many as can be submitted at once.
 
         Returns
         -------
@@ -372,9 +384,14 @@ class Accelerator:
 
         Raises
         ------
+        ValueError
+            No round, or too many.
         AcceleratorError
             The interrupt did not come, a register has not the value that it must have, or something else was written.
         """
+        most = 0xFFFF // max(len(descriptors), 1)
+        if not 1 <= rounds <= most:
+            raise ValueError(f"rounds must be from 1 to {most} for {len(descriptors)} descriptors, not {rounds}")
         queue = image.queue(descriptors)
         count = len(descriptors) * rounds
         offset = {register.name: register.offset for register in REGISTERS.registers}
@@ -385,7 +402,7 @@ class Accelerator:
             write(offset["queue_high"], queue >> 32),
             write(offset["queue_length"], len(descriptors) - 1),
             write(offset["interrupt"], Event.EMPTY),
-            write(offset["submitted"], count & 0xFFFF),
+            write(offset["submitted"], count),
             write(offset["control"], 1),
             Command.interrupt(limit),
             Command.dump(),
@@ -403,9 +420,9 @@ class Accelerator:
         image.update(run.memory)
         reads = [event for event in run.events if event.operation == 2]
         identity, completed, state, _ = (event.data for event in reads)
-        if identity != MAGIC or completed != count & 0xFFFF or state or any(event.response for event in run.events):
+        if identity != MAGIC or completed != count or state or any(event.response for event in run.events):
             raise AcceleratorError(
-                f"registers must have id {MAGIC:#x}, completed {count & 0xFFFF}, not busy, "
+                f"registers must have id {MAGIC:#x}, completed {count}, not busy, "
                 f"not {identity:#x}, {completed}, state {state}"
             )
         changed = run.memory != before

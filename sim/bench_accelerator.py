@@ -144,23 +144,8 @@ class Bench:
         m, n, kv = draw(1, 9), draw(1, 9), draw(1, min(9, config.activation_depth))
         a, w = self.operands(m, kv), self.operands(n, kv)
         tiles = plan(config, mode, m, n, kv * config.lanes)
-        a_place, w_place = (self.image.store_operand(x, mode == Mode.AUTOFP6) for x in (a, w))
-        output = self.image.reserve_output(m, n, mode, kind)
-        descriptor = Descriptor(
-            mode,
-            kind,
-            m,
-            n,
-            kv * config.lanes,
-            tiles.tile_m,
-            tiles.tile_n,
-            tiles.segment,
-            a_place,
-            w_place,
-            output.address,
-            output.stride,
-            self.random.choice([0x3F800000, 0x3A123456, 0xC0490FDB, 0x00000001, 0x7F7FFFFF]),
-        )
+        scale = self.random.choice([0x3F800000, 0x3A123456, 0xC0490FDB, 0x00000001, 0x7F7FFFFF])
+        descriptor, output = self.image.store_product(mode, kind, a, w, tiles, scale)
         self.outputs.append(output)
         return Job(mode, a, w, descriptor, output)
 

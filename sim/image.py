@@ -221,6 +221,34 @@ class Image:
             offsets_stride,
         )
 
+    def store_product(
+        self, mode: Mode, kind: Format, a: Operands, w: Operands, tiles: "Plan", out_scale: int
+    ) -> tuple[Descriptor, Output]:
+        """Place both operands of a product and room for its output.
+
+        Parameters
+        ----------
+        mode : Mode
+        kind : Format
+        a, w : Operands
+            See :meth:`store_operand`; masks and offsets are placed in AutoFP6 mode alone.
+        tiles : Plan
+        out_scale : int
+            Bits of an FP32 number.
+
+        Returns
+        -------
+        descriptor : Descriptor
+            Of the product, not yet in memory.
+        output : Output
+        """
+        m, kv, lanes = a.codes.shape
+        n = len(w.codes)
+        output = self.reserve_output(m, n, mode, kind)
+        a_place, w_place = (self.store_operand(operands, mode == Mode.AUTOFP6) for operands in (a, w))
+        sizes = (m, n, kv * lanes, tiles.tile_m, tiles.tile_n, tiles.segment)
+        return Descriptor(mode, kind, *sizes, a_place, w_place, output.address, output.stride, out_scale), output
+
     def reserve_output(self, m: int, n: int, mode: Mode, kind: Format) -> Output:
         """Allocate the rows of an output."""
         stride = -(-n * output_bytes(mode, kind) // ALIGNMENT) * ALIGNMENT

@@ -137,6 +137,18 @@ def test_the_ring_goes_round(accelerator, seed):
         assert (record.code, record.status) == (ErrorCode.OK, status)
 
 
+@pytest.mark.parametrize(("rounds", "most"), [(0, 65535), (65536, 65535), (65537, 65535), (21846, 21845)])
+def test_rounds_are_as_many_as_can_be_submitted(accelerator, rounds, most):
+    image = accelerator.image()
+    count = 65535 // most
+    descriptor, output, _ = accelerator.place(
+        image, random_gemm(np.random.default_rng(1), accelerator.config, 1, 1, 1, Mode.NVFP4)
+    )
+    message = f"rounds must be from 1 to {most} for {count} descriptors, not {rounds}"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        accelerator.play(image, [descriptor] * count, [output], 1000, rounds=rounds)
+
+
 def test_it_is_busy_from_the_fetch_to_the_end_and_then_starts_anew(accelerator, seed):
     """A driver that disables it and sees it idle may take the memory back, whenever that is; restarting begins with the first place."""
     rng = np.random.default_rng(seed)
@@ -330,16 +342,35 @@ def test_errors_are_raised_with_their_meaning(accelerator, seed, monkeypatch):
         ({"out": "int8"}, "out must be raw or fp32, not 'int8'"),
         ({"out": "fp32", "scale": 1e300}, "scale must be finite in FP32 with the unit of the sums, not 1e+300"),
         ({"a": "very long", "w": "very long"}, "k must be at most 2048 for these banks, not 2080"),
+        ({"a": "wide"}, "codes of a must have shape (rows, KV, 32), not (4, 2, 64)"),
+        ({"w": "wide"}, "codes of w must have shape (rows, KV, 32), not (4, 2, 64)"),
+        ({"w": "few scales"}, "scales of w must have shape (4, 2, 2), not (4, 2, 1)"),
+        ({"a": "few masks"}, "masks of a must have shape (4, 2, 2), not (3, 2, 2)"),
+        ({"a": "few offsets"}, "offsets of a must have shape (4, 2, 2, 2), not (4, 2, 2, 1)"),
+        ({"a": "k 40", "w": "k 48"}, "a and w must have the same K, not 40 and 48"),
+        ({"tiles": (1 << 16, 1, 1)}, "tile_m of tiles must be from 0 to 65535, not 65536"),
+        ({"tiles": (1, -1, 1)}, "tile_n of tiles must be from 0 to 65535, not -1"),
+        ({"tiles": (1, 1, 1 << 40)}, "segment of tiles must be from 0 to 65535, not 1099511627776"),
     ],
 )
 def test_products_that_make_no_sense_are_refused(accelerator, change, message):
     rng = np.random.default_rng(1)
-    kvs = {"longer": 3, "very long": 65}
-    change = {
-        name: random_gemm(rng, AcceleratorConfig(), 4, 4, kvs[value], Mode.NVFP4).w if value in kvs else value
-        for name, value in change.items()
+    usual, wide = AcceleratorConfig(), AcceleratorConfig(lanes=64)
+    sizes = {"longer": (usual, 3), "very long": (usual, 65), "wide": (wide, 2)}
+    operands = {name: random_gemm(rng, config, 4, 4, kv, Mode.NVFP4).w for name, (config, kv) in sizes.items()}
+    good = random_gemm(rng, usual, 4, 4, 2, Mode.NVFP4).w
+    operands |= {
+        "few scales": dataclasses.replace(good, scales=good.scales[..., :1]),
+        "few masks": dataclasses.replace(good, masks=good.masks[:3]),
+        "few offsets": dataclasses.replace(good, offsets=good.offsets[..., :1]),
+        **{f"k {k}": block_scaled.quantize(np.ones((4, k), np.float32)) for k in (40, 48)},
     }
-    product = dataclasses.replace(random_gemm(rng, accelerator.config, 3, 4, 2, Mode.NVFP4), tiles=None, **change)
+    change = {
+        name: operands[value] if value in operands and name != "tiles" else value for name, value in change.items()
+    }
+    product = dataclasses.replace(
+        random_gemm(rng, accelerator.config, 3, 4, 2, Mode.NVFP4), **{"tiles": None, **change}
+    )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         accelerator.run([product])
     with pytest.raises(ValueError, match=r"^products must be at least one$"):
