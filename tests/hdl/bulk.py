@@ -1,0 +1,52 @@
+"""Components that are no block of the generator, in the harnesses of emitted Verilog."""
+
+import re
+
+import numpy as np
+from amaranth.lib import wiring
+
+from hdl.lib.verilog import to_verilog
+
+
+def described(component, name="block"):
+    """Return the Verilog of a component and what of a sidecar the harnesses need."""
+    text = to_verilog(component, name)
+    header = re.search(rf"module {name}\((.*?)\);", text, re.DOTALL)[1]
+    ports = [
+        {"name": port, "direction": "input", "width": 1} for port in ("clk", "rst") if re.search(rf"\b{port}\b", header)
+    ]
+    for path, member, value in component.signature.flatten(component):
+        direction = "input" if member.flow == wiring.In else "output"
+        width = len(getattr(value, "as_value", lambda value=value: value)())
+        ports.append({"name": "__".join(map(str, path)), "direction": direction, "width": width})
+    return text, {"top": name, "ports": ports}
+
+
+def packed(fields, widths):
+    """Return rows of bytes: integer columns (N,) or (N, k) of fields of so many bits, the first lowest."""
+    columns = []
+    for field, width in zip(fields, widths, strict=True):
+        columns += [(column, width) for column in np.asarray(field).reshape(len(field), -1).T]
+    bits = np.concatenate(
+        [
+            np.unpackbits(
+                np.ascontiguousarray(column).astype("<u8").view(np.uint8).reshape(-1, 8), axis=1, bitorder="little"
+            )[:, :width]
+            for column, width in columns
+        ],
+        axis=1,
+    )
+    return np.packbits(bits, axis=1, bitorder="little")
+
+
+def unpacked(octets, shape):
+    """Undo `packed`: a list of (count, width) gives arrays uint64 (N, count)."""
+    bits = np.unpackbits(np.ascontiguousarray(octets), axis=1, bitorder="little")
+    at, fields = 0, []
+    for count, width in shape:
+        part = bits[:, at : at + count * width].reshape(len(bits), count, width)
+        wide = np.zeros((len(bits), count, 64), np.uint8)
+        wide[:, :, :width] = part
+        fields.append(np.packbits(wide, axis=2, bitorder="little").view("<u8").reshape(len(bits), count))
+        at += count * width
+    return fields
