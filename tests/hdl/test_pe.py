@@ -402,7 +402,10 @@ def edited(module, *edits):
 
 
 def all_is_well(component_type):
-    """Raise AssertionError unless a processing element passes a short form of the tests above."""
+    """Raise AssertionError unless a processing element passes a short form of the tests above.
+
+    Returns how many tiles were compared in their cycles, how many sums came without stalls, and how many with them.
+    """
     rng = np.random.default_rng(7)
     config = PeConfig(weight_entries=2, activation_entries=4, accumulators=8)
     silent = plain(1, 1, 1)
@@ -417,9 +420,10 @@ def all_is_well(component_type):
     uneven = [draw_tile(config, rng, "AutoFP6", 2, 2, 2, "overlap and dropped") for _ in range(2)]
     uneven += random_tiles(config, rng, 6, 4)
     run = Run(config, component_type(config), seed=3)
+    compared = []
 
     async def bench(ctx):
-        await compare_cycles(ctx, run, even)
+        compared.append(await compare_cycles(ctx, run, even))
         assert run.status == 0
         for m, n, kv in ((1, 1, 0), (1, config.max_words + 1, 1)):
             run.queues["command"].append(command_word(config, m, n, kv, True))
@@ -436,14 +440,20 @@ def all_is_well(component_type):
         await run.step(ctx, 10)
         await late_operands(ctx, run)
         run.stall = 0.5
-        await compare(ctx, run, uneven)
+        before = len(run.results)
+        stalled = await compare(ctx, run, uneven)
         assert run.status == BAD_COMMAND | status_of(config, uneven)
+        compared.extend((before, len(stalled)))
 
     run.go(bench)
+    return tuple(compared)
 
 
 def test_sound_element_passes_what_the_bugs_are_put_to():
-    all_is_well(Pe)
+    tiles, unhindered, stalled = all_is_well(Pe)
+    # Six tiles of 16 sums, one that was blocked, and four that waited for operands.
+    assert (tiles, unhindered) == (6, 16 + 1 + 4)
+    assert stalled > 8
 
 
 @pytest.mark.parametrize("bug", BUGS)
