@@ -39,8 +39,11 @@ module _widen_{kind} (A, B, Y);
   input [A_WIDTH-1:0] A; input [B_WIDTH-1:0] B; output [Y_WIDTH-1:0] Y;
   wire _TECHMAP_FAIL_ = A_WIDTH == W && B_WIDTH == W;
   wire [W-1:0] a; wire [W-1:0] b;
-  \\$pos #(.A_SIGNED(A_SIGNED), .A_WIDTH(A_WIDTH), .Y_WIDTH(W)) wide_a (.A(A), .Y(a));
-  \\$pos #(.A_SIGNED(B_SIGNED), .A_WIDTH(B_WIDTH), .Y_WIDTH(W)) wide_b (.A(B), .Y(b));
+  // Amaranth's constant 0 has no bits.
+  if (A_WIDTH == 0) assign a = 0;
+  else \\$pos #(.A_SIGNED(A_SIGNED), .A_WIDTH(A_WIDTH), .Y_WIDTH(W)) wide_a (.A(A), .Y(a));
+  if (B_WIDTH == 0) assign b = 0;
+  else \\$pos #(.A_SIGNED(B_SIGNED), .A_WIDTH(B_WIDTH), .Y_WIDTH(W)) wide_b (.A(B), .Y(b));
   \\${kind} #(.A_SIGNED(A_SIGNED), .B_SIGNED(B_SIGNED), .A_WIDTH(W), .B_WIDTH(W), .Y_WIDTH(Y_WIDTH))
     _TECHMAP_REPLACE_ (.A(a), .B(b), .Y(Y));
 endmodule"""
@@ -132,7 +135,9 @@ def _unit(component: wiring.Component, name: str, platform: VerilogPlatform, *, 
     )
     done = subprocess.run([*yosys_command(), "-q", "-"], input=script, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise VerilogError(f"yosys could not write {name}: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
+        said = (done.stderr or done.stdout).strip().splitlines()
+        errors = [line for line in said if "ERROR:" in line] or said[-1:]
+        raise VerilogError(f"yosys could not write {name}: {' '.join(errors)}")
     # The header names the Yosys version; the sidecar has that.
     body = re.sub(r"\A/\*.*?\*/\s*", "", done.stdout, flags=re.DOTALL)
     waived = "\n".join(_waived(body.splitlines(), reasons))

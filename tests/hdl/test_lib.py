@@ -2,17 +2,19 @@
 
 import numpy as np
 import pytest
-from amaranth.hdl import Cat, Const, Module, Signal
+from amaranth.hdl import Cat, Const, Module, Shape, Signal, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
+from hdl.lib import verilog
 from hdl.lib.arith import gated, signed_sum_width, signed_terms, tree_sum
 from hdl.lib.e2m1 import E2M1Code
 from hdl.lib.scale import ScaleByte
 from hdl.lib.toolchain import find_tool
-from hdl.lib.verilog import to_verilog
+from hdl.lib.verilog import VerilogError, to_verilog
 from hdl.scaling import BlockScaler
 from model.formats import E2M1, is_nan_scale, scale_exponent, scale_significand
+from sim.harness import BulkHarness
 from tests.hdl.simulate import evaluate, signed
 
 
@@ -141,3 +143,54 @@ def test_missing_tool_is_named():
 def test_case_bad_module_name_is_rejected_early(name):
     with pytest.raises(ValueError, match=rf"^name must be a Verilog identifier, not '{name}'$"):
         to_verilog(None, name)
+
+
+WITH_ZERO = {
+    "above": lambda a: a > 0,
+    "below": lambda a: a < 0,
+    "at_most": lambda a: a <= 0,
+    "at_least": lambda a: a >= 0,
+    "equal": lambda a: a == 0,
+    "different": lambda a: a != 0,
+    "zero_above": lambda a: Const(0, 0) > a if isinstance(a, Value) else a < 0,
+    "sum": lambda a: a + 0,
+    "difference": lambda a: Const(0, 0) - a if isinstance(a, Value) else -a,
+    "product": lambda a: a * 0,
+    "union": lambda a: a | 0,
+}
+
+
+class WithZero(wiring.Component):
+    """Operators on a constant of no bits."""
+
+    def __init__(self):
+        members = {f"{name}_{operand}": Out(5) for name in WITH_ZERO for operand in "ab"}
+        super().__init__(members | {"a": In(4), "b": In(Shape(4, signed=True))})
+
+    def elaborate(self, platform):
+        m = Module()
+        for name, operation in WITH_ZERO.items():
+            m.d.comb += [getattr(self, f"{name}_{operand}").eq(operation(getattr(self, operand))) for operand in "ab"]
+        return m
+
+
+def test_operators_on_a_constant_of_no_bits_are_written():
+    component = WithZero()
+    ports = [
+        {"name": name, "direction": "input" if member.flow == In else "output", "width": len(Value.cast(value))}
+        for (name,), member, value in component.signature.flatten(component)
+    ]
+    harness = BulkHarness({"dut.v": to_verilog(component, "dut")}, {"top": "dut", "ports": ports})
+    codes = np.arange(16)
+    found = harness.run({"a": codes, "b": codes})
+    values = {"a": codes, "b": (codes ^ 8) - 8}
+    for name, operation in WITH_ZERO.items():
+        for operand, numbers in values.items():
+            assert (found[f"{name}_{operand}"] == (operation(numbers).astype(int) & 31)).all(), (name, operand)
+    assert len(found) == 4 * len(WITH_ZERO)
+
+
+def test_what_yosys_says_is_in_the_error(monkeypatch):
+    monkeypatch.setattr(verilog, "_WIDEN", "module wrong(; endmodule")
+    with pytest.raises(VerilogError, match=r"^yosys could not write dut: .*ERROR: .+"):
+        to_verilog(WithZero(), "dut")
