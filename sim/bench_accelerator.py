@@ -11,7 +11,8 @@ from typing import Any
 import cocotb
 import numpy as np
 from cocotb.triggers import ClockCycles, FallingEdge, RisingEdge
-from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiRam
+from cocotbext.axi import AxiBus, AxiLiteBus, AxiLiteMaster, AxiSlave
+from cocotbext.axi.memory import Memory
 
 from model import gemm
 from model.accelerator import (
@@ -51,6 +52,38 @@ class Job:
     output: Output
 
 
+class Target:
+    """What the bus sees of a memory: it repeats, and accesses to some of its addresses end with SLVERR.
+
+    Attributes
+    ----------
+    failing_reads, failing_writes : range
+        Addresses whose accesses fail.
+    failed : int
+        Accesses that failed.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self.failing_reads = self.failing_writes = range(0)
+        self.failed = 0
+
+    def _check(self, failing: range, address: int, size: int) -> int:
+        if address < failing.stop and failing.start < address + size:
+            self.failed += 1
+            raise ValueError("this address fails")
+        return address % SPACE
+
+    async def read(self, address: int, length: int) -> bytes:
+        """Read as cocotbext-axi does; what is raised becomes SLVERR."""
+        octets: bytes = self._memory.read(self._check(self.failing_reads, address, length), length)
+        return octets
+
+    async def write(self, address: int, data: bytes) -> None:
+        """Write likewise."""
+        self._memory.write(self._check(self.failing_writes, address, len(data)), data)
+
+
 class Bench:
     """An accelerator with its memory and whoever uses it."""
 
@@ -70,9 +103,12 @@ class Bench:
         """Reset, and connect memory and manager."""
         start_clock(self.dut)
         self.dut.rst.value = 1
-        self.memory = AxiRam(AxiBus.from_prefix(self.dut, "m_axi"), self.dut.clk, self.dut.rst, size=SPACE)
+        self.memory = Memory(SPACE)
+        self.target = Target(self.memory)
+        bus = AxiBus.from_prefix(self.dut, "m_axi")
+        self.subordinate = AxiSlave(bus, self.dut.clk, self.dut.rst, target=self.target)
         self.manager = AxiLiteMaster(AxiLiteBus.from_prefix(self.dut, "s_axi"), self.dut.clk, self.dut.rst)
-        for part in (self.memory.write_if, self.memory.read_if, self.manager.write_if, self.manager.read_if):
+        for part in (self.subordinate.write_if, self.subordinate.read_if, self.manager.write_if, self.manager.read_if):
             part.log.setLevel("ERROR")
         await ClockCycles(self.dut.clk, 4)
         self.dut.rst.value = 0
@@ -87,7 +123,7 @@ class Bench:
                 for _ in range(self.random.randrange(1, length + 1)):
                     yield paused
 
-        memory, manager = self.memory, self.manager
+        memory, manager = self.subordinate, self.manager
         for interface in (memory.write_if, manager.write_if):
             for channel in (interface.aw_channel, interface.w_channel, interface.b_channel):
                 channel.set_pause_generator(pauses(self.random.choice([0, 0.3, 0.7]), self.random.choice([1, 3, 40])))
@@ -381,3 +417,34 @@ async def bad_descriptors(dut: Any) -> None:
     assert submitted == 2 * len(changes)
     # The memory repeats; what reaches beyond the address space begins at its last 16 bytes, and the part inside may be written.
     bench.nothing_else_was_written(16)
+
+
+@cocotb.test(timeout_time=50, timeout_unit="ms")
+async def bus_errors(dut: Any) -> None:
+    """Codes of a read and a write that fail while a product runs; the product behind it is right, without a reset."""
+    bench = Bench(dut)
+    await bench.start()
+    await bench.enable(Event.EMPTY)
+    submitted = 0
+    for code in (ErrorCode.READ_SLVERR, ErrorCode.WRITE_SLVERR):
+        bench.stall()
+        failing, good = bench.job(), bench.job()
+        # Each product reads the first row's first codes and writes its first output.
+        reads = code == ErrorCode.READ_SLVERR
+        address = failing.descriptor.w.codes if reads else failing.output.address
+        setattr(bench.target, "failing_reads" if reads else "failing_writes", range(address, address + 1))
+        bench.send(submitted, failing.descriptor)
+        bench.send(submitted + 1, good.descriptor)
+        submitted += 2
+        before = bench.target.failed
+        await bench.write("submitted", count=submitted)
+        await bench.interrupted()
+        assert bench.target.failed > before
+        assert await bench.read("events") == Event.DONE | Event.ERROR | Event.EMPTY
+        assert await bench.read("error") == code | submitted - 2 << 16
+        assert (bench.record(submitted - 2).code, bench.record(submitted - 2).number) == (code, submitted - 2)
+        assert bench.compare(submitted - 1, good) == good.output.m * good.output.n
+        await bench.write("events", done=1, error=1, empty=1)
+        await bench.interrupted(0, 100)
+    assert submitted == 4
+    bench.nothing_else_was_written()

@@ -26,7 +26,7 @@ def run(design, simulator, seed, products, only=None):
 
 def test_bench(seed):
     log = run(generated("accelerator", **SMALL), "verilator", seed, 24)
-    assert "4 cocotb tests, 0 failed" in log
+    assert "5 cocotb tests, 0 failed" in log
     assert re.search(r"24 products, [1-9]\d+ outputs", log)
 
 
