@@ -167,7 +167,7 @@ class Activation(wiring.Component):
         m.d.comb += [
             x.as_value().eq(value),
             field.eq(power + _BIAS),
-            drop.eq(Mux(1 - field > 31, 31, (1 - field)[:5])),
+            drop.eq(Mux(-field > 31, 31, (-field)[:5])),
         ]
         away = Signal(len(power))
         m.d.comb += away.eq(~power)
@@ -188,7 +188,7 @@ class Activation(wiring.Component):
         with m.Elif(field > 0):
             m.d.comb += [weight.exponent.eq(field), weight.fraction.eq(significand[:_FRACTION])]
         with m.Else():
-            m.d.comb += weight.fraction.eq(significand >> drop)
+            m.d.comb += weight.fraction.eq(significand[1:] >> drop)
         operand, weight = register("weight", operand.as_value(), weight.as_value())
 
         m.submodules.multiply = multiply = FloatMultiply()

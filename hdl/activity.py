@@ -108,6 +108,7 @@ class SquareSum(wiring.Component):
         # The largest exponent, and the upper half of each significand.
         significands, exponents = [], []
         for k, number in enumerate(self.numbers):
+            Value.cast(number).attrs.update(lint_unused("squares have no sign"))
             seen = Signal(Float, name=f"seen_{k}", attrs=lint_unused("low bits are cut"))
             m.d.comb += seen.as_value().eq(Mux(number.exponent.all(), LARGEST, number.as_value()))
             significands.append(seen.significand()[_SIGNIFICAND - KEPT :])
@@ -220,8 +221,9 @@ class RootOfRatio(wiring.Component):
         sticky = Signal()
         count = Signal(range(_QUOTIENT + 1))
         difference = Signal(signed(_EXPONENT + 1))
-        m.d.comb += difference.eq(self.a.exponent - self.b.exponent)
+        twice = Signal(signed(_EXPONENT + 2), attrs=lint_unused("an even number"))
         wide = 2 * (_SIGNIFICAND + 2) - 1
+        m.d.comb += [difference.eq(self.a.exponent - self.b.exponent), twice.eq(difference - wide - odd)]
 
         with m.FSM():
             with m.State("IDLE"), m.If(self.start):
@@ -242,7 +244,7 @@ class RootOfRatio(wiring.Component):
                     rest.eq(after << 1),
                     sticky.eq(after.any()),
                     count.eq(count + 1),
-                    exponent.eq((difference - wide - odd) >> 1),
+                    exponent.eq(twice >> 1),
                     root.eq(0),
                     left.eq(0),
                 ]

@@ -12,6 +12,7 @@ from hdl.lib.e2m1 import E2M1Code
 from hdl.lib.fp32 import Float
 from hdl.lib.scale import ScaleMagnitude
 from hdl.lib.streams import StreamBuffer
+from hdl.lib.verilog import lint_unused
 from model.autofp6 import Step
 from model.formats import E2M1, E4M3
 from model.quantiser import ERROR_BITS, INTEGER, LARGEST, MIDPOINTS, POINT, RESIDUE
@@ -266,6 +267,7 @@ class Quantiser(wiring.Component):
             kept, lost = _right(m, significand[_FRACTION + 1 - _VALUE :], distance, f"value_{i}")
             values.append(kept | beyond.replicate(_VALUE))
             losses.append(lost | beyond | significand[: _FRACTION + 1 - _VALUE].any())
+        Value.cast(self.threshold).attrs.update(lint_unused("thresholds have no sign"))
         significand, exponent = self.threshold.significand(), self.threshold.scale()
         left = Signal(signed(11))
         limit = Signal(ERROR_BITS)
@@ -327,10 +329,11 @@ class Quantiser(wiring.Component):
                     with m.Case(k):
                         m.d.comb += base.eq(multiple)
                         m.d.comb += half.eq(halves[max((k >> 1) - 1, 0) if self._step == "exponent" else 0])
-            absolute = Mux(rest < 0, -rest, rest)
+            absolute = Signal(_VALUE, name=f"absolute_{i}")
             m.d.comb += [
                 rest.eq(value - base),
-                residue.eq(Mux(absolute >> RESIDUE + POINT != 0, (1 << RESIDUE + POINT) - 1, absolute)),
+                absolute.eq(Mux(rest < 0, -rest, rest)),
+                residue.eq(Mux(absolute[RESIDUE + POINT :].any(), (1 << RESIDUE + POINT) - 1, absolute)),
             ]
             residues.append(residue)
             lost, threefold = losses[i], half * 3

@@ -67,7 +67,7 @@ BUGS = {
     "nothing is far": ("far.eq(x.scale() > highest)", "far.eq(0)", Function.SILU),
     "GELU far out": ("far | (gelu & above)", "far", Function.GELU),
     "large weights": ("with m.If(share[POWER_POINT])", "with m.If(0)", Function.SILU),
-    "subnormal weights": ("significand >> drop", "0", Function.GELU),
+    "subnormal weights": ("significand[1:] >> drop", "0", Function.GELU),
     "NaN below zero": ("x.sign & number", "x.sign", Function.SILU),
     "ReLU of NaN": (
         "self.function == Function.RELU) & x.sign & number",

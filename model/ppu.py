@@ -1,0 +1,234 @@
+"""Post-processing unit, bit for bit: accumulators to binary32, activation function, residual, NVFP4 groups and signals (docs/ppu.md)."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.activation import Function, apply
+from model.activity import SquareSum, activity
+from model.autofp6 import Step
+from model.block_scaled import GROUP, PAD
+from model.fp32 import add, from_int, multiply
+from model.quantiser import Groups, quantise
+from model.vmac import SUBGROUPS, check_choice
+
+__all__ = ["CLIPPED", "NONFINITE", "Job", "PpuConfig", "Report", "Result", "Sums", "run"]
+
+NONFINITE, CLIPPED = 1, 2
+"""Bits of ``status``: a group had a number that is NaN or infinite; a group's scale would have been above 448."""
+
+_ONE = 0x3F800000
+_SIGN = np.uint32(1 << 31)
+
+
+@dataclass(frozen=True)
+class PpuConfig:
+    """Parameters of a post-processing unit, for model and hardware alike.
+
+    Attributes
+    ----------
+    lanes : int
+        Elements that come per cycle, 1 to 32; 16 make a group per cycle.
+    slots_per_block : int
+        Refined subgroups of a group at most, the weight's included; 1 to 4.
+    step : {"fixed", "exponent"}
+        Value of an offset of 1: an eighth, or an eighth of the code's power of two.
+
+    Raises
+    ------
+    ValueError
+        A parameter is out of range.
+    """
+
+    lanes: int = 16
+    slots_per_block: int = 2
+    step: Step = "fixed"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.lanes <= PAD:
+            raise ValueError(f"lanes must be from 1 to {PAD}, not {self.lanes}")
+        if not 1 <= self.slots_per_block <= SUBGROUPS:
+            raise ValueError(f"slots_per_block must be from 1 to {SUBGROUPS}, not {self.slots_per_block}")
+        check_choice("step", self.step, ("fixed", "exponent"))
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is done with rows of elements. Numbers are bit patterns of binary32.
+
+    Attributes
+    ----------
+    function : Function
+    integers : bool
+        Elements are accumulators, otherwise binary32 numbers already.
+    scale : int
+        Factor of every element, before the function.
+    residual : bool
+        A second stream is added after the function.
+    numbers, groups : bool
+        Numbers leave as binary32; they leave as NVFP4 groups.
+    group_scale : int
+        Factor of numbers on their way to groups: 1 over the next layer's T, or 1 if that is in ``scale``.
+    shared : bool
+        One scale for 32 elements, as the activations of an AutoFP2 layer need.
+    refine : bool
+        Choose refinements for an AutoFP6 layer.
+    threshold : int
+        Squared error above which a subgroup is refined, ``4·τ·ms``, in units of the next layer's T².
+    measure : bool
+        Compare with a third stream, the numbers before the layer.
+    begin, report : bool
+        Sums start at 0; they are reported after the job.
+    """
+
+    function: Function = Function.IDENTITY
+    integers: bool = True
+    scale: int = _ONE
+    residual: bool = False
+    numbers: bool = False
+    groups: bool = True
+    group_scale: int = _ONE
+    shared: bool = False
+    refine: bool = False
+    threshold: int = 0
+    measure: bool = False
+    begin: bool = True
+    report: bool = False
+
+
+@dataclass
+class Sums:
+    """Running sums of squares.
+
+    Attributes
+    ----------
+    change, before : SquareSum
+        Of what numbers differ from those of the third stream, and of that stream's.
+    energy : SquareSum
+        Of the numbers that make groups.
+    """
+
+    change: SquareSum = field(default_factory=SquareSum)
+    before: SquareSum = field(default_factory=SquareSum)
+    energy: SquareSum = field(default_factory=SquareSum)
+
+
+@dataclass(frozen=True)
+class Report:
+    """Sums as binary32, and L_A, the root of ``change / before``."""
+
+    activity: int
+    change: int
+    before: int
+    energy: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """What leaves the unit.
+
+    Attributes
+    ----------
+    numbers : ndarray of uint32, shape (rows, K), or None
+    groups : Groups or None
+        rows · Kp / 16 groups, row after row, Kp being K up to the next multiple of 32.
+    report : Report or None
+    status : int
+        Bits that the job raises.
+    """
+
+    numbers: NDArray[np.uint32] | None
+    groups: Groups | None
+    report: Report | None
+    status: int
+
+
+def _beats(numbers: NDArray[np.uint32], lanes: int) -> NDArray[np.uint32]:
+    padded = np.pad(numbers, ((0, 0), (0, -numbers.shape[1] % lanes)))
+    return padded.reshape(-1, lanes)
+
+
+def run(
+    config: PpuConfig,
+    job: Job,
+    values: ArrayLike,
+    *,
+    residual: NDArray[np.uint32] | None = None,
+    previous: NDArray[np.uint32] | None = None,
+    weight_masks: NDArray[np.uint8] | None = None,
+    sums: Sums | None = None,
+) -> Result:
+    """Do a job.
+
+    Parameters
+    ----------
+    config : PpuConfig
+    job : Job
+    values : array of int64 or uint32, shape (rows, K)
+        Accumulators, or binary32 patterns.
+    residual, previous : ndarray of uint32, shape (rows, K), optional
+        The second and third stream, if the job has them.
+    weight_masks : ndarray of uint8, shape (Kp / 16,) or (rows, Kp / 16), optional
+        M_W of each group, if the job refines; bit g for subgroup g.
+    sums : Sums, optional
+        Running sums from earlier jobs; they are updated.
+
+    Raises
+    ------
+    ValueError
+        A stream that the job needs is missing or has another shape, or one comes that it does not take.
+
+    Examples
+    --------
+    >>> job = Job(Function.RELU, scale=0x3F000000)
+    >>> result = run(PpuConfig(), job, np.arange(-16, 16)[None])
+    >>> result.groups.scales.tolist(), result.groups.codes[1, -4:].tolist()
+    ([0, 58], [6, 7, 7, 7])
+    """
+    given = np.asarray(values)
+    if given.ndim != 2:
+        raise ValueError(f"values must have shape (rows, K), not {given.shape}")
+    rows, width = given.shape
+    padded = -(-width // PAD) * PAD
+    for name, stream, wanted in (("residual", residual, job.residual), ("previous", previous, job.measure)):
+        if wanted != (stream is not None):
+            raise ValueError(f"{name} must {'come' if wanted else 'not come'} with this job")
+        if stream is not None and stream.shape != given.shape:
+            raise ValueError(f"{name} must have shape {given.shape}, not {stream.shape}")
+    if weight_masks is not None and weight_masks.shape not in ((padded // GROUP,), (rows, padded // GROUP)):
+        raise ValueError(f"weight_masks must have shape {(padded // GROUP,)}, not {weight_masks.shape}")
+    totals = sums if sums is not None else Sums()
+    if job.begin:
+        totals.change, totals.before, totals.energy = SquareSum(), SquareSum(), SquareSum()
+
+    x = multiply(from_int(given) if job.integers else given.astype(np.uint32), job.scale)
+    number = apply(x, job.function)
+    if residual is not None:
+        number = add(number, residual)
+    scaled = multiply(number, job.group_scale)
+    if previous is not None:
+        totals.change.add(_beats(add(number, previous ^ _SIGN), config.lanes))
+        totals.before.add(_beats(previous, config.lanes))
+    totals.energy.add(_beats(scaled, config.lanes))
+
+    groups = None
+    status = 0
+    if job.groups:
+        grouped = np.pad(scaled, ((0, 0), (0, padded - width))).reshape(-1, GROUP)
+        masks = np.zeros(padded // GROUP, np.uint8) if weight_masks is None else weight_masks
+        groups = quantise(
+            grouped,
+            shared=job.shared,
+            refine=job.refine,
+            threshold=job.threshold,
+            weight_masks=np.broadcast_to(masks, (rows, padded // GROUP)).reshape(-1),
+            slots=config.slots_per_block,
+            step=config.step,
+        )
+        status = NONFINITE * bool(groups.nonfinite.any()) | CLIPPED * bool(groups.clipped.any())
+    report = None
+    if job.report:
+        root = activity(totals.change, totals.before)
+        report = Report(root, totals.change.bits, totals.before.bits, totals.energy.bits)
+    return Result(number if job.numbers else None, groups, report, status)
