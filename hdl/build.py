@@ -19,6 +19,7 @@ from hdl.dma import ReadDma, WriteDma
 from hdl.lib.toolchain import tool_versions
 from hdl.lib.verilog import VerilogError, to_verilog
 from hdl.pe import Pe
+from hdl.policy import PolicyUnit
 from hdl.tile_engine import TileEngine
 from hdl.vmac import Vmac
 from hdl.vmac_autofp2 import VmacAutoFp2
@@ -28,6 +29,7 @@ from model.accelerator import REGISTERS, AcceleratorConfig
 from model.array import ArrayConfig
 from model.dma import DmaConfig
 from model.pe import PeConfig
+from model.policy import PolicyFormat
 from model.registers import RegisterMap, emit
 from model.tile_engine import EngineConfig
 from model.vmac import VmacConfig
@@ -91,6 +93,9 @@ BLOCKS = {
         Block("tile_engine", TileEngine, EngineConfig, "array with the banks and weight encoders that feed it"),
         Block(
             "accelerator", Accelerator, AcceleratorConfig, "matrix products from memory to memory, over AXI", REGISTERS
+        ),
+        Block(
+            "policy", PolicyUnit, PolicyFormat, "precision of the next layer from the activities of the layers before"
         ),
         Block("read_dma", ReadDma, DmaConfig, "AXI4 manager: bytes at any address to a stream of words"),
         Block("write_dma", WriteDma, DmaConfig, "AXI4 manager: a stream of words to bytes at any address"),

@@ -42,6 +42,10 @@ CONFIGURATIONS = [
     ),
     ("array", {"rows": 1, "columns": 3}),
     ("array", {"rows": 3, "columns": 1, "refinement": "none"}),
+    ("policy", {}),
+    ("policy", {"integer_bits": 1, "fraction_bits": 1, "count_bits": 2, "level_slots": 2}),
+    ("policy", {"integer_bits": 32, "fraction_bits": 24, "count_bits": 24, "level_slots": 16}),
+    ("policy", {"integer_bits": 3, "fraction_bits": 24, "count_bits": 10, "level_slots": 3}),
     ("read_dma", {}),
     ("read_dma", {"data_width": 1024, "address_width": 64, "max_burst": 256, "outstanding": 64}),
     ("read_dma", {"data_width": 32, "address_width": 13, "id_width": 8, "max_burst": 1, "outstanding": 1}),
@@ -60,6 +64,8 @@ CONTRACT = {
     "activation__payload 184 activation__valid 1 activation__ready 1 result__payload 65 result__valid 1 result__ready 1 clear 1 busy 1 status 5",
     "tile_engine": "clk 1 rst 1 load__payload 199 load__valid 1 load__ready 1 tile__payload 64 tile__valid 1 tile__ready 1 clear 1 busy 1 status 6 "
     + " ".join(f"result__{i}__payload 65 result__{i}__valid 1 result__{i}__ready 1" for i in range(4)),
+    "policy": "clk 1 rst 1 settings 81 clear 1 step__payload 18 step__valid 1 step__ready 1 activity__payload 32 activity__valid 1 activity__ready 1 "
+    "valid 1 precision 5 level 2 spike 1 status 2",
     "read_dma": "clk 1 rst 1 request__payload 61 request__valid 1 request__ready 1 word__payload 129 word__valid 1 word__ready 1 "
     "done__payload 2 done__valid 1 done__ready 1 "
     "m_axi_arid 1 m_axi_araddr 40 m_axi_arlen 8 m_axi_arsize 3 m_axi_arburst 2 m_axi_arlock 1 m_axi_arcache 4 m_axi_arprot 3 "
