@@ -4,35 +4,35 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.wiring import In, Out
 
+import model.accelerator
 from hdl.dma import request_layout, word_layout
 from hdl.job import ARRAYS, arrays_of, job_layout
 from hdl.lib.verilog import lint_unused
 from model.accelerator import ALIGNMENT, DESCRIPTOR_BYTES, MAX_ROWS, PITCH, AcceleratorConfig, ErrorCode, Format, Mode
 from model.dma import DmaStatus
+from model.registers import Structure
 
-__all__ = ["DESCRIPTOR", "DescriptorCheck", "DescriptorQueue"]
+__all__ = ["DESCRIPTOR", "DescriptorCheck", "DescriptorQueue", "memory_layout"]
 
 _NAMES = [f"{operand}_{array}" for operand in "aw" for array in ARRAYS] + ["out"]
-DESCRIPTOR = data.StructLayout(
-    {
-        "mode": 2,
-        "spare_0": 2,
-        "format": 2,
-        "spare_1": 26,
-        "m": 32,
-        "n": 32,
-        "k": 32,
-        "tile_m": 16,
-        "tile_n": 16,
-        "segment": 16,
-        "spare_2": 16,
-        "out_scale": 32,
-        "spare_3": 32,
-        **dict.fromkeys(_NAMES, 64),
-        **{f"{name}_stride": 32 for name in _NAMES},
-        "spare_4": 13 * 32,
-    }
-)
+
+
+def memory_layout(structure: Structure) -> data.StructLayout:
+    """Return the layout of a structure in memory; what lies between its members is ``spare_0``, ``spare_1`` and so on."""
+    members: dict[str, int] = {}
+    end = spares = 0
+    for member in structure.by_position:
+        if member.position > end:
+            members[f"spare_{spares}"] = member.position - end
+            spares += 1
+        members[member.name] = member.width
+        end = member.position + member.width
+    if end < 8 * structure.size:
+        members[f"spare_{spares}"] = 8 * structure.size - end
+    return data.StructLayout(members)
+
+
+DESCRIPTOR = memory_layout(model.accelerator.DESCRIPTOR)
 """Layout of a descriptor in memory, see :class:`model.accelerator.Descriptor`."""
 _DESCRIPTOR_BASE = ErrorCode.DESCRIPTOR_BEYOND - DmaStatus.REFUSED
 

@@ -5,15 +5,17 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from model.dma import DmaConfig
-from model.registers import Enumerator, Field, Register, RegisterMap
+from model.registers import Enumerator, Field, Member, Register, RegisterMap, Structure
 from model.tile_engine import EngineConfig
 
 __all__ = [
     "ALIGNMENT",
     "CHUNK",
+    "DESCRIPTOR",
     "DESCRIPTOR_BYTES",
     "MAX_ROWS",
     "PITCH",
+    "RECORD",
     "RECORD_OFFSET",
     "REGISTERS",
     "AcceleratorConfig",
@@ -342,6 +344,63 @@ def check(config: AcceleratorConfig, octets: bytes) -> ErrorCode:
     return ErrorCode.OK
 
 
+def _descriptor() -> Structure:
+    modes = (
+        Enumerator("autofp2", Mode.AUTOFP2, "two digits per weight"),
+        Enumerator("nvfp4", Mode.NVFP4, "no refinement"),
+        Enumerator("autofp6", Mode.AUTOFP6, "refined subgroups"),
+    )
+    formats = (
+        Enumerator("raw", Format.RAW, "exact sums as integers"),
+        Enumerator("fp32", Format.FP32, "sums rounded and multiplied by out_scale"),
+    )
+    # Bits, from the first word on; what is left out must be 0.
+    members = [
+        Member("mode", 0, 2, "precision", modes),
+        Member("format", 4, 2, "format of the output", formats),
+        Member("m", 32, 32, "rows of activations"),
+        Member("n", 64, 32, "rows of weights"),
+        Member("k", 96, 32, "elements of a row, a multiple of the lanes"),
+        Member("tile_m", 128, 16, "activation vectors of an element in a tile"),
+        Member("tile_n", 144, 16, "weight vectors of an element in a tile"),
+        Member("segment", 160, 16, "K-vectors of weights that are loaded at a time"),
+        Member("out_scale", 192, 32, "what FP32 outputs are multiplied by, an FP32 number"),
+    ]
+    arrays = [
+        (f"{operand}_{array}", f"{array} of the {meaning}")
+        for operand, meaning in (("a", "activations"), ("w", "weights"))
+        for array in ("codes", "scales", "masks", "offsets")
+    ]
+    arrays.append(("out", "the output"))
+    members += [Member(name, 256 + 64 * i, 64, f"address of {text}") for i, (name, text) in enumerate(arrays)]
+    members += [
+        Member(f"{name}_stride", 832 + 32 * i, 32, f"bytes from a row to the next, {text}")
+        for i, (name, text) in enumerate(arrays)
+    ]
+    return Structure("descriptor", 0, DESCRIPTOR_BYTES, PITCH, "one product, written by software", tuple(members))
+
+
+DESCRIPTOR = _descriptor()
+"""Where the fields of a :class:`Descriptor` lie."""
+RECORD = Structure(
+    "record",
+    RECORD_OFFSET,
+    RECORD_BYTES,
+    PITCH,
+    "how a product ended, written by hardware behind its descriptor",
+    (
+        Member("code", 0, 8, "its code, as in the register error"),
+        Member("saturated", 8, 1, "an AutoFP2 sum saturated"),
+        Member("nan_scale", 9, 1, "a scale byte is no scale"),
+        Member("overlap", 10, 1, "a subgroup is refined in weights and activations"),
+        Member("dropped", 11, 1, "a group has more refined subgroups than the hardware uses"),
+        Member("number", 16, 16, "descriptors ended before it since the restart, modulo 2^16"),
+        Member("cycles", 32, 32, "clock cycles from its fetch to its last output, modulo 2^32"),
+    ),
+)
+"""Where the fields of a :class:`Record` lie."""
+
+
 def _registers() -> RegisterMap:
     def plain(name: str, offset: int, description: str, *fields: Field) -> Register:
         return Register(name, offset, description, fields)
@@ -458,10 +517,11 @@ def _registers() -> RegisterMap:
             ),
             plain("cycle", 0x38, "time", Field("count", 0, 32, "ro", "clock cycles since reset, modulo 2^32")),
         ),
+        (DESCRIPTOR, RECORD),
     )
 
 
 REGISTERS = _registers()
-"""The register map."""
+"""The register map, with descriptor and record."""
 
 MAGIC = 0x4D455541

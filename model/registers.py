@@ -1,4 +1,4 @@
-"""Register maps as tables: one table gives hardware, Markdown, C header and JSON (docs/registers.md)."""
+"""Register maps as tables, with the structures in memory that go with them: one table gives hardware, Markdown, C header and JSON (docs/registers.md)."""
 
 import dataclasses
 import json
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 __all__ = [
     "ACCESSES",
@@ -14,8 +14,10 @@ __all__ = [
     "Access",
     "Enumerator",
     "Field",
+    "Member",
     "Register",
     "RegisterMap",
+    "Structure",
     "emit",
     "from_json",
     "to_c_header",
@@ -99,6 +101,14 @@ class Enumerator:
         _check_description(f"enumerator {self.name}", self.description)
 
 
+def _check_enumerators(owner: str, enumerators: tuple[Enumerator, ...], width: int) -> None:
+    _check_tuple(f"enumerators of {owner}", enumerators, Enumerator, 0)
+    _check_distinct(f"names of enumerators of {owner}", (e.name for e in enumerators))
+    _check_distinct(f"values of enumerators of {owner}", (e.value for e in enumerators))
+    for enumerator in enumerators:
+        _check_integer(f"value of enumerator {enumerator.name}", enumerator.value, 0, 2**width - 1)
+
+
 @dataclass(frozen=True)
 class Field:
     """Bits of a register.
@@ -149,11 +159,7 @@ class Field:
         _check_integer(f"reset of field {self.name}", self.reset, 0, 2**self.width - 1)
         if self.reset and self.access in ("ro", "w1p"):
             raise ValueError(f"reset of field {self.name} must be 0 for {self.access}, not {self.reset}")
-        _check_tuple(f"enumerators of field {self.name}", self.enumerators, Enumerator, 0)
-        _check_distinct(f"names of enumerators of field {self.name}", (e.name for e in self.enumerators))
-        _check_distinct(f"values of enumerators of field {self.name}", (e.value for e in self.enumerators))
-        for enumerator in self.enumerators:
-            _check_integer(f"value of enumerator {enumerator.name}", enumerator.value, 0, 2**self.width - 1)
+        _check_enumerators(f"field {self.name}", self.enumerators, self.width)
 
     @property
     def mask(self) -> int:
@@ -261,8 +267,129 @@ class Register:
 
 
 @dataclass(frozen=True)
+class Member:
+    """Bits of a structure in memory: inside a word of 32 bits, or such words as a whole, one or two.
+
+    Attributes
+    ----------
+    name : str
+        Lower-case C identifier.
+    position : int
+        Lowest bit, counted from the structure's first byte, little-endian.
+    width : int
+        Bits: 1 to 32 that do not cross a multiple of 32, or 64 from such a multiple on.
+    description : str
+        One line.
+    enumerators : tuple of Enumerator
+        Names of values, if they have any.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An attribute breaks its rule.
+
+    Examples
+    --------
+    >>> tile_n = Member("tile_n", 144, 16, "vectors of weights")
+    >>> tile_n.offset, tile_n.shift, hex(tile_n.mask)
+    (16, 16, '0xffff0000')
+    """
+
+    name: str
+    position: int
+    width: int
+    description: str
+    enumerators: tuple[Enumerator, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_name("member", self.name)
+        _check_integer(f"position of member {self.name}", self.position, 0, 2**32 - 1)
+        most = 2 * _BITS if self.shift == 0 else _BITS - self.shift
+        _check_integer(f"width of member {self.name}", self.width, 1, most)
+        if _BITS < self.width < 2 * _BITS:
+            raise ValueError(f"width of member {self.name} must be {2 * _BITS} or at most {_BITS}, not {self.width}")
+        _check_description(f"member {self.name}", self.description)
+        _check_enumerators(f"member {self.name}", self.enumerators, self.width)
+
+    @property
+    def offset(self) -> int:
+        """Byte at which the word begins that it is in."""
+        return self.position // _BITS * REGISTER_BYTES
+
+    @property
+    def shift(self) -> int:
+        """Lowest bit in that word."""
+        return self.position % _BITS
+
+    @property
+    def mask(self) -> int:
+        """Ones in the member's bits of that word."""
+        return (2**self.width - 1) << self.shift
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What lies in memory for the hardware to read or write, in places one behind the other.
+
+    Attributes
+    ----------
+    name : str
+        Lower-case C identifier.
+    start : int
+        Byte of a place at which it begins, a multiple of 4.
+    size : int
+        Bytes, a multiple of 4.
+    pitch : int
+        Bytes from a place to the next.
+    description : str
+        One line.
+    members : tuple of Member
+        At least one; bits of no member are 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        An attribute breaks its rule, it is longer than a place, or two members overlap or have one name.
+    """
+
+    name: str
+    start: int
+    size: int
+    pitch: int
+    description: str
+    members: tuple[Member, ...]
+
+    def __post_init__(self) -> None:
+        _check_name("structure", self.name)
+        _check_integer(f"pitch of structure {self.name}", self.pitch, REGISTER_BYTES, 2**31 - 1)
+        _check_integer(f"size of structure {self.name}", self.size, REGISTER_BYTES, self.pitch)
+        _check_integer(f"start of structure {self.name}", self.start, 0, self.pitch - self.size)
+        for name in ("start", "size"):
+            if getattr(self, name) % REGISTER_BYTES:
+                raise ValueError(
+                    f"{name} of structure {self.name} must be a multiple of {REGISTER_BYTES}, not {getattr(self, name)}"
+                )
+        _check_description(f"structure {self.name}", self.description)
+        _check_tuple(f"members of structure {self.name}", self.members, Member, 1)
+        _check_distinct(f"names of members of structure {self.name}", (member.name for member in self.members))
+        end = 0
+        for member in self.by_position:
+            if not end <= member.position <= 8 * self.size - member.width:
+                raise ValueError(
+                    f"position of member {member.name} of structure {self.name} must be from {end} to "
+                    f"{8 * self.size - member.width}, not {member.position}"
+                )
+            end = member.position + member.width
+
+    @property
+    def by_position(self) -> tuple[Member, ...]:
+        """Members, lowest first."""
+        return tuple(sorted(self.members, key=lambda member: member.position))
+
+
+@dataclass(frozen=True)
 class RegisterMap:
-    """The table of all registers.
+    """The table of all registers, and of structures in memory.
 
     Attributes
     ----------
@@ -272,6 +399,8 @@ class RegisterMap:
         One line.
     registers : tuple of Register
         At least one, in any order.
+    structures : tuple of Structure
+        What the hardware reads and writes in memory, none by default.
 
     Raises
     ------
@@ -282,6 +411,7 @@ class RegisterMap:
     name: str
     description: str
     registers: tuple[Register, ...]
+    structures: tuple[Structure, ...] = ()
 
     def __post_init__(self) -> None:
         _check_name("register map", self.name)
@@ -289,12 +419,18 @@ class RegisterMap:
         _check_tuple(f"registers of map {self.name}", self.registers, Register, 1)
         _check_distinct(f"names of registers of map {self.name}", (register.name for register in self.registers))
         _check_distinct(f"offsets of registers of map {self.name}", (register.offset for register in self.registers))
+        _check_tuple(f"structures of map {self.name}", self.structures, Structure, 0)
         names = [self._guard]
         for register in self.registers:
             names += [name for name, _ in _register_constants(self, register)]
             for field in register.fields:
                 names += [name for name, _ in _field_constants(self, register, field)]
                 names += [_enumerator_name(self, register, field, e) for e in field.enumerators]
+        for structure in self.structures:
+            names += [name for name, _ in _structure_constants(self, structure)]
+            for member in structure.members:
+                names += [name for name, _ in _member_constants(self, structure, member)]
+                names += [_enumerator_name(self, structure, member, e) for e in member.enumerators]
         _check_distinct(f"C names of map {self.name}", names)
         signals = [
             name for register in self.registers for field in register.fields for name in _signals(register, field)
@@ -339,14 +475,38 @@ def _field_constants(table: RegisterMap, register: Register, field: Field) -> li
     return [(f"{prefix}_SHIFT", f"{field.position}"), (f"{prefix}_MASK", f"0x{field.mask:08X}u")]
 
 
-def _enumerator_name(table: RegisterMap, register: Register, field: Field, enumerator: Enumerator) -> str:
-    return f"{table.name}_{register.name}_{field.name}_{enumerator.name}".upper()
+def _structure_constants(table: RegisterMap, structure: Structure) -> list[tuple[str, str]]:
+    prefix = f"{table.name}_{structure.name}".upper()
+    return [(f"{prefix}_{name.upper()}", f"{getattr(structure, name)}u") for name in ("start", "size", "pitch")]
+
+
+def _member_constants(table: RegisterMap, structure: Structure, member: Member) -> list[tuple[str, str]]:
+    prefix = f"{table.name}_{structure.name}_{member.name}".upper()
+    mask = f"0x{member.mask:08X}u" if member.width <= _BITS else f"0x{member.mask:016X}ull"
+    return [(f"{prefix}_OFFSET", f"{member.offset}u"), (f"{prefix}_SHIFT", f"{member.shift}"), (f"{prefix}_MASK", mask)]
+
+
+def _enumerator_name(
+    table: RegisterMap, owner: Register | Structure, field: Field | Member, enumerator: Enumerator
+) -> str:
+    return f"{table.name}_{owner.name}_{field.name}_{enumerator.name}".upper()
+
+
+def _enum(table: RegisterMap, owner: Register | Structure, field: Field | Member) -> list[str]:
+    """Return the lines of the ``enum`` of a field's values, none if they have no names."""
+    if not field.enumerators:
+        return []
+    parts = [(f"{_enumerator_name(table, owner, field, e)} = {e.value}", e.description) for e in field.enumerators]
+    last = len(parts) - 1
+    lines = [f"    {part}{',' * (n < last)} /* {text} */" for n, (part, text) in enumerate(parts)]
+    return [f"enum {table.name}_{owner.name}_{field.name} {{", *lines, "};"]
 
 
 def to_c_header(table: RegisterMap) -> str:
     """Return a C99 header: offsets and reset values, masks and shifts, one ``enum`` for each field with names for its values.
 
-    ``(word & MASK) >> SHIFT`` is a field's value; names are ``<MAP>_<REGISTER>_<FIELD>_…``.
+    ``(word & MASK) >> SHIFT`` is a field's value; names are ``<MAP>_<REGISTER>_<FIELD>_…``. Members of structures are ``<MAP>_<STRUCTURE>_<MEMBER>_…``;
+    their word, of 32 bits or, if the mask is longer, 64, is ``OFFSET`` bytes from where the structure begins, ``START`` bytes into its place.
     """
     lines = [
         f"/* {table.name}: {table.description} */",
@@ -360,15 +520,14 @@ def to_c_header(table: RegisterMap) -> str:
         for field in register.by_position:
             lines.append(f"/* {register.name}.{field.name} ({field.access}): {field.description} */")
             lines += [f"#define {name} {value}" for name, value in _field_constants(table, register, field)]
-            if field.enumerators:
-                lines.append(f"enum {table.name}_{register.name}_{field.name} {{")
-                parts = [
-                    (f"{_enumerator_name(table, register, field, e)} = {e.value}", e.description)
-                    for e in field.enumerators
-                ]
-                last = len(parts) - 1
-                lines += [f"    {part}{',' * (n < last)} /* {text} */" for n, (part, text) in enumerate(parts)]
-                lines.append("};")
+            lines += _enum(table, register, field)
+    for structure in table.structures:
+        lines += ["", f"/* {structure.name} (in memory): {structure.description} */"]
+        lines += [f"#define {name} {value}" for name, value in _structure_constants(table, structure)]
+        for member in structure.by_position:
+            lines.append(f"/* {structure.name}.{member.name}: {member.description} */")
+            lines += [f"#define {name} {value}" for name, value in _member_constants(table, structure, member)]
+            lines += _enum(table, structure, member)
     return "\n".join([*lines, "", f"#endif /* {table._guard} */", ""])
 
 
@@ -397,7 +556,21 @@ def to_markdown(table: RegisterMap) -> str:
             text = _cell(f"{field.description}. {names}" if names else field.description)
             reset = "" if field.access in ("ro", "w1p") else f"0x{field.reset:X}"
             lines.append(f"| {bits} | `{field.name}` | {field.access} | {reset} | {text} |")
+    for structure in table.structures:
+        lines += ["", f"## `{structure.name}`, in memory", "", _cell(structure.description), ""]
+        lines += [f"{structure.size} bytes from byte {structure.start} on of every {structure.pitch}, little-endian."]
+        lines += ["", "| bytes | bits | member | what |", "|---|---|---|---|"]
+        for member in structure.by_position:
+            size = REGISTER_BYTES if member.width <= _BITS else 2 * REGISTER_BYTES
+            top = member.shift + member.width - 1
+            bits = f"{top}:{member.shift}" if member.width > 1 else f"{top}"
+            names = "; ".join(f"{e.value} = `{e.name}`: {e.description}" for e in member.enumerators)
+            text = _cell(f"{member.description}. {names}" if names else member.description)
+            lines.append(f"| {member.offset}–{member.offset + size - 1} | {bits} | `{member.name}` | {text} |")
     return "\n".join([*lines, ""])
+
+
+_Bits = TypeVar("_Bits", Field, Member)
 
 
 def to_json(table: RegisterMap) -> str:
@@ -417,13 +590,20 @@ def from_json(text: str) -> RegisterMap:
     registers = []
     for entry in _entries("registers", raw["registers"]):
         register = _entry(Register, entry)
-        fields = []
-        for part in _entries("fields", register["fields"]):
-            field = _entry(Field, part)
-            values = (Enumerator(**_entry(Enumerator, e)) for e in _entries("enumerators", field["enumerators"]))
-            fields.append(Field(**{**field, "enumerators": tuple(values)}))
-        registers.append(Register(**{**register, "fields": tuple(fields)}))
-    return RegisterMap(**{**raw, "registers": tuple(registers)})
+        fields = tuple(_named_bits(Field, part) for part in _entries("fields", register["fields"]))
+        registers.append(Register(**{**register, "fields": fields}))
+    structures = []
+    for entry in _entries("structures", raw["structures"]):
+        structure = _entry(Structure, entry)
+        members = tuple(_named_bits(Member, part) for part in _entries("members", structure["members"]))
+        structures.append(Structure(**{**structure, "members": members}))
+    return RegisterMap(**{**raw, "registers": tuple(registers), "structures": tuple(structures)})
+
+
+def _named_bits(kind: type[_Bits], value: Any) -> _Bits:
+    part = _entry(kind, value)
+    values = (Enumerator(**_entry(Enumerator, e)) for e in _entries("enumerators", part["enumerators"]))
+    return kind(**{**part, "enumerators": tuple(values)})
 
 
 def _entry(kind: type, value: Any) -> Mapping[str, Any]:

@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hdl.descriptor
-from hdl.descriptor import DescriptorCheck, DescriptorQueue
-from hdl.loader import job_layout
-from model.accelerator import AcceleratorConfig, Descriptor, ErrorCode, Mode, Operand, check
+from hdl.accelerator import record_layout
+from hdl.descriptor import DescriptorCheck, DescriptorQueue, memory_layout
+from hdl.job import job_layout
+from model.accelerator import RECORD, AcceleratorConfig, Descriptor, ErrorCode, Mode, Operand, check
 from tests.hdl.simulate import evaluate
 
 CONFIGS = {
@@ -128,6 +129,15 @@ def compare(config, octets, descriptors=()):
         if n < len(descriptors) and code == 0:
             assert job_of(config, job) == expected_job(config, descriptors[n])
     return codes
+
+
+def test_the_record_that_is_written_is_that_of_the_table():
+    table, written = memory_layout(RECORD), record_layout()
+    for name in ("code", "number", "cycles"):
+        assert (table[name].offset, table[name].width) == (written[name].offset, written[name].width)
+    bits = [table[name].offset - written["status"].offset for name in ("saturated", "nan_scale", "overlap", "dropped")]
+    assert bits == [0, 1, 2, 3]
+    assert table.size == written.size == 8 * 16
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -1,23 +1,31 @@
 """Accelerator model: parameters, descriptors byte by byte, what the check says of them, records and registers."""
 
 import dataclasses
+import json
+import random
 import struct
+import subprocess
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.accelerator import (
+    DESCRIPTOR,
     DESCRIPTOR_BYTES,
     MEANINGS,
+    PITCH,
     REGISTERS,
     AcceleratorConfig,
     Descriptor,
     ErrorCode,
+    Format,
+    Mode,
     Operand,
     Record,
     check,
 )
+from model.registers import emit, to_json
 from model.tile_engine import EngineConfig
 
 CONFIG = AcceleratorConfig()
@@ -323,3 +331,80 @@ def test_what_software_relies_on_stands_where_it_was():
     assert [fields["events", name][1:] for name in ("done", "error", "empty")] == [(i, 1, "w1c") for i in range(3)]
     error = next(field for r in REGISTERS.registers if r.name == "error" for field in r.fields if field.name == "code")
     assert {e.value: e.name for e in error.enumerators} == {int(c): c.name.lower() for c in ErrorCode}
+
+
+C_PROGRAM = """
+#include <stdio.h>
+#include "autoematic_registers.h"
+
+static unsigned width(unsigned long long mask) { return mask > 0xFFFFFFFFull ? 8u : 4u; }
+
+static void put(unsigned char *at, unsigned offset, unsigned shift, unsigned long long mask, unsigned long long value)
+{
+    unsigned i;
+    for (i = 0; i < width(mask); i++) at[offset + i] |= (unsigned char)((value << shift & mask) >> 8 * i);
+}
+
+static unsigned long long get(const unsigned char *at, unsigned offset, unsigned shift, unsigned long long mask)
+{
+    unsigned long long word = 0;
+    unsigned i;
+    for (i = 0; i < width(mask); i++) word |= (unsigned long long)at[offset + i] << 8 * i;
+    return (word & mask) >> shift;
+}
+
+#define PUT(name, value) put(place + AUTOEMATIC_DESCRIPTOR_START, AUTOEMATIC_DESCRIPTOR_##name##_OFFSET, \\
+    AUTOEMATIC_DESCRIPTOR_##name##_SHIFT, AUTOEMATIC_DESCRIPTOR_##name##_MASK, value)
+#define GET(name) get(place + AUTOEMATIC_RECORD_START, AUTOEMATIC_RECORD_##name##_OFFSET, \\
+    AUTOEMATIC_RECORD_##name##_SHIFT, AUTOEMATIC_RECORD_##name##_MASK)
+
+int main(void)
+{
+    static unsigned char place[AUTOEMATIC_DESCRIPTOR_PITCH];
+    static const unsigned char record[] = {RECORD};
+    unsigned i;
+    PUTS
+    for (i = 0; i < AUTOEMATIC_DESCRIPTOR_SIZE; i++) printf("%02x", place[i]);
+    for (i = 0; i < AUTOEMATIC_RECORD_SIZE; i++) place[AUTOEMATIC_RECORD_START + i] = record[i];
+    printf("\\n%llu %llu %llu %llu", GET(CODE), GET(NUMBER), GET(CYCLES), GET(SATURATED) | GET(NAN_SCALE) << 1 | GET(OVERLAP) << 2 | GET(DROPPED) << 3);
+    printf("\\n%d %d %u\\n", AUTOEMATIC_DESCRIPTOR_MODE_AUTOFP6, AUTOEMATIC_DESCRIPTOR_FORMAT_FP32, AUTOEMATIC_DESCRIPTOR_PITCH);
+    return 0;
+}
+"""
+
+
+def test_a_c_program_writes_descriptors_and_reads_records_by_the_header(tmp_path, seed):
+    rng = random.Random(seed)
+    values = {member.name: rng.getrandbits(member.width) | 1 << member.width - 1 for member in DESCRIPTOR.members}
+    arrays = [f"{array}{suffix}" for suffix in ("", "_stride") for array in ("codes", "scales", "masks", "offsets")]
+    operands = {operand: Operand(*(values.pop(f"{operand}_{name}") for name in arrays)) for operand in "aw"}
+    expected = Descriptor(**values, **operands)
+    octets = rng.randbytes(16)
+    octets = bytes([ErrorCode.READ_SLVERR, octets[1] & 15]) + octets[2:8] + bytes(8)
+    puts = []
+    for member in DESCRIPTOR.members:
+        operand, _, name = member.name.partition("_")
+        value = getattr(operands[operand], name) if operand in operands else values[member.name]
+        puts.append(f"PUT({member.name.upper()}, {value}ull);")
+    emit(REGISTERS, tmp_path)
+    text = C_PROGRAM.replace("{RECORD}", f"{{{', '.join(map(str, octets))}}}").replace("PUTS", "\n    ".join(puts))
+    (tmp_path / "main.c").write_text(text)
+    gcc = ["gcc", "-std=c99", "-Wall", "-Wextra", "-Werror", "-pedantic", "-o", "main", "main.c"]
+    compiled = subprocess.run(gcc, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert compiled.returncode == 0, compiled.stderr
+    done = subprocess.run([str(tmp_path / "main")], capture_output=True, text=True, timeout=60, check=True)
+    descriptor, record, constants = done.stdout.splitlines()
+    assert bytes.fromhex(descriptor) == expected.pack()
+    found = Record.unpack(octets)
+    assert [int(value) for value in record.split()] == [found.code, found.number, found.cycles, found.status]
+    assert constants == f"{int(Mode.AUTOFP6)} {int(Format.FP32)} {PITCH}"
+
+
+def test_members_of_the_descriptor_are_the_fields_of_the_page():
+    table = {member.name: (member.position, member.width) for member in DESCRIPTOR.members}
+    assert table.pop("mode") == (0, 2)
+    assert table.pop("format") == (4, 2)
+    assert table.pop("segment") == (160, 16)
+    listed = {name.replace(".", "_"): (8 * offset, 8 * size) for name, offset, size in FIELDS if name != "segment"}
+    assert table == listed
+    assert json.loads(to_json(REGISTERS))["structures"][0]["members"][2]["name"] == "m"

@@ -12,8 +12,10 @@ from model.registers import (
     ACCESSES,
     Enumerator,
     Field,
+    Member,
     Register,
     RegisterMap,
+    Structure,
     emit,
     from_json,
     to_c_header,
@@ -35,6 +37,14 @@ def register(name="r", offset=0, fields=None):
 
 def table(*registers, name="m"):
     return RegisterMap(name, "what", registers)
+
+
+def member(name="f", position=0, width=1, **options):
+    return Member(name, position, width, "what", **options)
+
+
+def structure(*members, name="s", start=0, size=8, pitch=16):
+    return Structure(name, start, size, pitch, "what", members or (member(),))
 
 
 NAME_RULE = "must be a C identifier of lower-case words joined by single _, not"
@@ -104,6 +114,32 @@ BROKEN = {
         ),
         "C names of map m must be distinct, not 'M_A_B_OFFSET' twice",
     ),
+    "member across words": (lambda: member(position=24, width=9), "width of member f must be 1 to 8, not 9"),
+    "odd long member": (lambda: member(width=48), "width of member f must be 64 or at most 32, not 48"),
+    "value of a member": (
+        lambda: member(width=2, enumerators=(Enumerator("four", 4, "what"),)),
+        "value of enumerator four must be 0 to 3, not 4",
+    ),
+    "structure beyond its place": (lambda: structure(start=12), "start of structure s must be 0 to 8, not 12"),
+    "structure longer than a place": (lambda: structure(size=20), "size of structure s must be 4 to 16, not 20"),
+    "start of a structure": (lambda: structure(start=2), "start of structure s must be a multiple of 4, not 2"),
+    "size of a structure": (lambda: structure(size=6), "size of structure s must be a multiple of 4, not 6"),
+    "member beyond its structure": (
+        lambda: structure(member(position=32, width=64)),
+        "position of member f of structure s must be from 0 to 0, not 32",
+    ),
+    "members overlap": (
+        lambda: structure(member("b", 3, 2), member("a", 1, 3)),
+        "position of member b of structure s must be from 4 to 62, not 3",
+    ),
+    "member twice": (
+        lambda: structure(member("a"), member("a", 1)),
+        "names of members of structure s must be distinct, not 'a' twice",
+    ),
+    "structure named like a register": (
+        lambda: RegisterMap("m", "what", (register("s", 0, (field("start"),)),), (structure(member("start")),)),
+        "C names of map m must be distinct, not 'M_S_START_SHIFT' twice",
+    ),
     "one signal": (
         lambda: table(register("a", 0, (field("b", access="w1c"), field("b_set", 1)))),
         "signals of map m must be distinct, not 'a_b_set' twice",
@@ -117,6 +153,14 @@ WRONG_KIND = {
     "registers": (
         lambda: RegisterMap("m", "what", ("r",)),
         "registers of map m must be a tuple of Register, not ('r',)",
+    ),
+    "structures": (
+        lambda: RegisterMap("m", "what", (register(),), ("s",)),
+        "structures of map m must be a tuple of Structure, not ('s',)",
+    ),
+    "members": (
+        lambda: Structure("s", 0, 4, 4, "what", [member()]),
+        "members of structure s must be a tuple of Member, not [Member(name='f', position=0, width=1, description='what', enumerators=())]",
     ),
     "enumerators": (
         lambda: field(enumerators=(1,)),
@@ -186,13 +230,32 @@ def fields(draw):
 
 
 @st.composite
+def structures(draw):
+    start, size = (4 * draw(st.integers(least, 8)) for least in (0, 1))
+    members, position = [], 0
+    for name in draw(st.lists(NAMES, min_size=1, max_size=6, unique=True)):
+        position += draw(st.integers(0, 20))
+        room = 64 if position % 32 == 0 else 32 - position % 32
+        width = draw(st.integers(1, room))
+        width = 32 if 32 < width < 64 else width
+        if position + width > 8 * size:
+            break
+        named = (Enumerator(draw(NAMES), 1, draw(TEXTS)),) if draw(st.booleans()) else ()
+        members.append(Member(name, position, width, draw(TEXTS), named))
+        position += width
+    members = members or [Member("only", 0, 8, "what")]
+    pitch = start + size + draw(st.integers(0, 9))
+    return Structure(draw(NAMES), start, size, pitch, draw(TEXTS), tuple(draw(st.permutations(members))))
+
+
+@st.composite
 def maps(draw):
     names = draw(st.lists(NAMES, min_size=1, max_size=5, unique=True))
     count = len(names)
     words = draw(st.lists(st.integers(0, 31) | st.integers(0, 2**30 - 1), min_size=count, max_size=count, unique=True))
     registers = [Register(name, 4 * word, draw(TEXTS), draw(fields())) for name, word in zip(names, words, strict=True)]
     try:
-        return RegisterMap(draw(NAMES), draw(TEXTS), tuple(registers))
+        return RegisterMap(draw(NAMES), draw(TEXTS), tuple(registers), tuple(draw(st.lists(structures(), max_size=2))))
     except ValueError as error:
         # Names may meet by chance.
         if "must be distinct" not in str(error):
@@ -211,6 +274,16 @@ def constants(given):
             name = f"{prefix}_{f.name.upper()}"
             expected[f"{name}_SHIFT"] = f.position
             expected[f"{name}_MASK"] = sum(2**bit for bit in range(f.position, f.position + f.width))
+            expected |= {f"{name}_{e.name.upper()}": e.value for e in f.enumerators}
+    for s in given.structures:
+        prefix = f"{given.name}_{s.name}".upper()
+        expected |= {f"{prefix}_START": s.start, f"{prefix}_SIZE": s.size, f"{prefix}_PITCH": s.pitch}
+        for f in s.members:
+            name = f"{prefix}_{f.name.upper()}"
+            bits = range(f.position, f.position + f.width)
+            expected[f"{name}_OFFSET"] = 4 * (f.position // 32)
+            expected[f"{name}_SHIFT"] = f.position % 32
+            expected[f"{name}_MASK"] = sum(2 ** (bit - 32 * (f.position // 32)) for bit in bits)
             expected |= {f"{name}_{e.name.upper()}": e.value for e in f.enumerators}
     return expected
 
@@ -238,7 +311,8 @@ def test_a_c_program_sees_the_table(tmp_path_factory, given):
     header = to_c_header(given)
     expected = constants(given)
     assert sorted(expected) == sorted(set(re.findall(r"^(?:#define |    )(\w+) (?:=|0x|\d)", header, re.MULTILINE)))
-    tags = [f"{given.name}_{r.name}_{f.name}" for r in given.registers for f in r.fields if f.enumerators]
+    owners = [(r.name, r.fields) for r in given.registers] + [(s.name, s.members) for s in given.structures]
+    tags = [f"{given.name}_{name}_{f.name}" for name, fields in owners for f in fields if f.enumerators]
     assert evaluated(header, expected, tags, tmp_path_factory.mktemp("c")) == expected
 
 
@@ -249,7 +323,7 @@ def test_texts_are_deterministic_and_json_comes_back(given):
     for text in (to_json(given), to_c_header(given), to_markdown(given)):
         assert text.endswith("\n")
         assert not text.endswith("\n\n")
-    shuffled = RegisterMap(given.name, given.description, given.registers[::-1])
+    shuffled = RegisterMap(given.name, given.description, given.registers[::-1], given.structures)
     assert to_c_header(shuffled) == to_c_header(given)
     assert to_markdown(shuffled) == to_markdown(given)
 
@@ -257,7 +331,13 @@ def test_texts_are_deterministic_and_json_comes_back(given):
 @settings(max_examples=50, deadline=None)
 @given(maps())
 def test_markdown_has_a_row_of_its_own_for_every_register_and_field(given):
-    lines = to_markdown(given).splitlines()
+    text = to_markdown(given)
+    lines = text.splitlines()
+    if given.structures:
+        memory = text.index(f"\n## `{given.structures[0].name}`, in memory\n")
+        lines = text[:memory].splitlines()
+        placed = re.findall(r"^\| (\d+)–\d+ \| \S+ \| `(\w+)` \|", text[memory:], re.MULTILINE)
+        assert placed == [(str(f.position // 32 * 4), f.name) for s in given.structures for f in s.by_position]
     rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if line.startswith("|")]
     assert {len(row) for row in rows} <= {4, 5}
     registers = [row for row in rows if len(row) == 4][2:]
@@ -285,7 +365,7 @@ def changed(key, value):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[]", "RegisterMap must be an object with keys name, description, registers, not []"),
+        ("[]", "RegisterMap must be an object with keys name, description, registers, structures, not []"),
         (changed("extra", 1), "not description, extra, fields, name, offset"),
         (changed("fields", {}), "fields must be a list, not {}"),
         (changed("offset", 3), "offset of register control must be a multiple of 4, not 3"),
