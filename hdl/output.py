@@ -10,7 +10,7 @@ from amaranth.lib.wiring import In, Out
 from hdl.dma import request_layout
 from hdl.lib.fp32 import Float, FloatMultiply, IntToFloat
 from hdl.lib.gearbox import Gearbox
-from hdl.lib.streams import StreamBuffer, multicast
+from hdl.lib.streams import StreamBuffer, StreamFifo, multicast
 from hdl.lib.verilog import lint_unused
 from hdl.pe import ResultWord
 from hdl.reorder import ReorderBuffer, row_layout
@@ -21,6 +21,8 @@ __all__ = ["Lane", "OutputStage", "RawOutput", "output_tile_layout"]
 
 _ELEMENT = 32
 _OUTSTANDING = 255
+_WORDS = 4
+"""Words that wait in front of the DMA engine: fewer would cost it a cycle per short row."""
 
 
 def output_tile_layout(config: EngineConfig, address_width: int) -> data.StructLayout:
@@ -281,6 +283,9 @@ class RawOutput(wiring.Component):
 
         m.submodules.gearbox = gearbox = Gearbox(_ELEMENT, columns, self._dma.data_width // _ELEMENT)
         Value.cast(gearbox.output.payload).attrs.update(lint_unused("DMA requests say where rows end"))
+        # A request takes longer to the engine's data side than words do; rows follow each other if their words wait here.
+        m.submodules.words = words = StreamFifo(self._dma.data_width, _WORDS)
+        wiring.connect(m, words.output, wiring.flipped(self.word))
         ready_numbers = valid[-1]
         beat = gearbox.input.payload
         for k in range(columns):
@@ -297,9 +302,9 @@ class RawOutput(wiring.Component):
             gearbox.input.valid.eq(ready_numbers | (full & raw)),
             Cat(beat.count, beat.last).eq(leaving),
             enable.eq(gearbox.input.ready | ~gearbox.input.valid),
-            self.word.valid.eq(gearbox.output.valid),
-            self.word.payload.eq(gearbox.output.payload.word.as_value()),
-            gearbox.output.ready.eq(self.word.ready),
+            words.input.valid.eq(gearbox.output.valid),
+            words.input.payload.eq(gearbox.output.payload.word.as_value()),
+            gearbox.output.ready.eq(words.input.ready),
         ]
         return m
 
@@ -331,8 +336,8 @@ class OutputStage(wiring.Component):
     """
 
     throughput: ClassVar[str] = "1 element of 32 bits per column and cycle"
-    latency: ClassVar[int] = 2
-    latency_fp32: ClassVar[int] = 2 + Lane.latency
+    latency: ClassVar[int] = 4
+    latency_fp32: ClassVar[int] = 4 + Lane.latency
 
     def __init__(self, config: EngineConfig | None = None, data_width: int = 128, address_width: int = 40):
         self._config = config = config or EngineConfig()

@@ -12,19 +12,30 @@ FETCH = 6
 """Cycles from when a descriptor is asked for to the first chunk, without the memory's latency and the beats of the descriptor."""
 LOADED = 9
 """Cycles from the last word of a segment on the bus to the first vector issued."""
-REQUEST = 8
+REQUEST = 9
 """Cycles from a request to its first word in the assembler, without the memory's latency."""
+MASKED = 7
+"""Cycles from a row's masks to the request for its offsets."""
 LOOKAHEAD = 8
 """Chunks whose masks are fetched ahead."""
 UNDER_WAY = 10
 """Chunks whose other words are asked for ahead."""
+TOKENS = 17
+"""Segments that are loaded or being loaded and have not begun."""
+QUEUED = 2
+"""Words that wait for the assembler."""
 SENT = 2
 """Cycles from when banks have sent a segment to the next one's first vectors."""
 REORDERED = 2
 """Cycles from the last sum of an element row to its first row."""
-STORED = 5
-"""Cycles from the last row in the output stage to the product's end, without the memory's latency."""
+STORED = 11
+"""Cycles from the last real row in the output stage to the product's end."""
+ANSWERED = 14
+"""Cycles from that row's beginning to the product's end, without the memory's latency."""
+DROPPED = 4
+"""Cycles from the last row, which may be padding, to the product's end."""
 FP32_STAGES = 7
+_ELEMENT = 32
 
 
 @dataclass(frozen=True)
@@ -57,7 +68,7 @@ class Product:
 def _row_cycles(
     config: AcceleratorConfig, start: int, vectors: int, refined: bool, octets: float, latency: int
 ) -> float:
-    """Bus cycles of a row's segment, or those of the assembler if they are more."""
+    """Bus cycles of a row's segment."""
     beat = config.data_width // 8
     blocks = config.vmac.blocks
     sizes = [config.lanes // 2, blocks, *([blocks // 2] if refined else [])]
@@ -67,9 +78,10 @@ def _row_cycles(
         # A request that does not begin with a beat takes a cycle more than it has words.
         beats: float = sum(-(-count * size // beat) + ((start + first) * size % beat > 0) for size in sizes)
         wanted = count * octets if refined else 0
-        # Offsets begin at any byte of a beat: so many beats do they touch on average.
-        beats += (wanted + beat - 1) / beat if wanted else 0
-        total += max(beats, count, (latency + REQUEST) / (LOOKAHEAD if refined else UNDER_WAY), 4 if refined else 3)
+        # A row's offsets begin with a beat, those of later chunks at any byte of one: so many beats do they touch on average.
+        if wanted:
+            beats += (wanted + beat - 1) / beat if start + first else max(1, wanted / beat + 0.5)
+        total += max(beats, (latency + REQUEST) / (LOOKAHEAD if refined else UNDER_WAY), 4 if refined else 2)
     return total
 
 
@@ -110,16 +122,14 @@ def predict(config: AcceleratorConfig, product: Product, read_latency: int = 0, 
         for octets in (p.a_refined, p.w_refined)
     )
     single = p.tile_m * kv > config.activation_depth // 2
-    # Beats of elements per sum that is written, and bus words per beat.
+    # Elements of 32 bits per sum that is written.
     halves = 1 if p.format == Format.FP32 and not fp2 else 2
-    # Measured: what is lost from a row to the next where a sum is written as two elements.
-    between = min(1, max(p.tile_n / 4, 1 / 3)) if halves == 2 else 0
-    per_sum = max(halves, halves * 32 * config.columns / config.data_width)
 
     bus = float(FETCH + read_latency + DESCRIPTOR_BYTES * 8 // config.data_width)
     held: deque[tuple[float, int]] = deque()
+    taken: deque[float] = deque()
     used = 0
-    computed = sent = 0.0
+    assembled = computed = sent = written = requested = 0.0
     # Element rows that have entered and left the reorder buffer, which holds two.
     entered, left = [0.0, 0.0], [0.0, 0.0]
     freed: list[float] = []
@@ -132,8 +142,10 @@ def predict(config: AcceleratorConfig, product: Product, read_latency: int = 0, 
             first_tile = first_vector == 0
             starts = True
             for number, length in enumerate(parts):
-                # Room in the banks.
+                # Room in the banks, and in the queue of segments.
                 begins = bus
+                if len(taken) == TOKENS:
+                    begins = max(begins, taken.popleft())
                 size = pairs * length
                 while used + size > config.weight_depth:
                     time, entries = held.popleft()
@@ -145,16 +157,28 @@ def predict(config: AcceleratorConfig, product: Product, read_latency: int = 0, 
                     elif len(panel_freed) > 1:
                         begins = max(begins, panel_freed[-2][-1])
                 waited = begins > bus or not (used or computed)
-                # Loading: padding takes the time of its vectors.
-                cost = w_rows * w_costs[number]
-                padding = tile_rows - w_rows
-                if first_tile:
-                    cost += a_rows * a_costs[number]
-                    padding += panel_rows - a_rows
-                bus = begins + cost + padding * length + (REQUEST + read_latency if waited else 0)
+                # Loading: padding takes the time of its vectors, while the bus brings what comes behind it.
+                bus = begins
+                if waited:
+                    bus += REQUEST + read_latency
+                    if refined:
+                        # Offsets are asked for when masks are there, and those of other rows come meanwhile.
+                        rows = w_rows + (a_rows if first_tile else 0)
+                        bus += MASKED + read_latency - min(rows, LOOKAHEAD)
+                blocks = [(a_rows, panel_rows, a_costs[number])] if first_tile else []
+                for rows, places, cost in (*blocks, (w_rows, tile_rows, w_costs[number])):
+                    if rows:
+                        assembled = max(max(assembled, bus) + rows * length, bus + rows * cost)
+                    bus += rows * cost
+                    assembled += (places - rows) * length
+                    # Words cannot run ahead far; those behind much padding are asked for while it is assembled.
+                    ahead = UNDER_WAY * min(length, CHUNK) - REQUEST - read_latency
+                    far = (places - rows) * length > UNDER_WAY * min(length, CHUNK)
+                    bus = max(bus, assembled - (min(QUEUED, ahead) if far else QUEUED))
                 used += size
                 # Computing.
-                offered = max(bus + LOADED, sent + SENT)
+                offered = max(assembled + LOADED, sent + SENT)
+                taken.append(offered)
                 start = max(offered, computed)
                 if starts and len(freed) > 1:
                     start = max(start, freed[-2])
@@ -167,13 +191,20 @@ def predict(config: AcceleratorConfig, product: Product, read_latency: int = 0, 
                 last_use = last_use if number else []
                 last_use.append(sent)
             # Draining.
-            beats = min(-(-(vectors - first_vector) // config.columns), p.tile_n)
+            sums = min(vectors - first_vector, config.columns * p.tile_n)
+            elements = min(p.n - 2 * first_vector, 2 * sums) if fp2 else halves * sums
+            dropped = p.tile_n - -(-sums // config.columns)
+            row = max(-(-elements // config.columns), -(-elements * _ELEMENT // config.data_width))
             for element_row in range(config.rows):
                 real = min(max(a_rows - element_row * p.tile_m, 0), p.tile_m)
-                entered.append(max(computed + DEPOSIT, entered[-1], left[-2]) + words)
-                passes = real * (beats * per_sum + p.tile_n - beats + between) + (p.tile_m - real) * p.tile_n
-                left.append(max(left[-1], entered[-1] + REORDERED) + passes)
+                entered.append(max(computed + DEPOSIT, entered[-1], left[-2] - REORDERED) + words)
+                begins = max(left[-1], entered[-1] + REORDERED)
+                rows = real * (row + dropped)
+                if real:
+                    written = begins + rows - dropped
+                    requested = written - row
+                left.append(begins + rows + (p.tile_m - real) * p.tile_n)
             freed.append(entered[-1])
         panel_freed.append(last_use)
-    end = left[-1] + STORED + write_latency
-    return round(end + (FP32_STAGES if p.format == Format.FP32 else 0))
+    written += FP32_STAGES if p.format == Format.FP32 else 0
+    return round(max(written + STORED, requested + ANSWERED + write_latency, left[-1] + DROPPED))

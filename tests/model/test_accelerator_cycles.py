@@ -43,7 +43,8 @@ def test_no_prediction_beats_the_elements_or_the_bus(case, latency):
 @given(products())
 def test_latency_costs_something_and_refinement_is_not_free(case):
     config, p = case
-    assert predict(config, p, 50, 50) >= predict(config, p) + 150
+    # The answer to the last write may come while padding is dropped.
+    assert predict(config, p, 50, 50) >= predict(config, p) + 100
     if p.mode == Mode.AUTOFP6:
         assert predict(config, p) >= predict(config, dataclasses.replace(p, mode=Mode.NVFP4))
 
