@@ -72,6 +72,9 @@ class PolicyRow:
         return given | {"metric": self.metric, "mean": self.mean, "sigma": self.sigma, "precision": self.precision}
 
 
+PARTS = 12
+"""Prefills and runs of decode steps that a picture shows."""
+
 _COLUMNS = ("step", "phase", "layer", "L_A", "G_E")
 
 
@@ -238,9 +241,8 @@ def picture(rows: Sequence[PolicyRow], levels: Sequence[int]) -> str:
         if last is None or last.phase != sample.phase or (last.phase == "prefill" and last.step != sample.step):
             parts.append((sample.phase, []))
         parts[-1][1].append(row)
-    if len(parts) > 12:
-        # A picture of a long conversation shows its beginning.
-        parts = parts[:12]
+    # A picture of a long conversation shows its beginning.
+    del parts[PARTS:]
     with matplotlib.rc_context({"svg.hashsalt": "policy", "svg.fonttype": "none"}):
         figure = Figure(figsize=(10, 3.2 * len(parts)), layout="constrained")
         for (phase, part), axes in zip(parts, figure.subplots(len(parts), 2, squeeze=False), strict=True):
