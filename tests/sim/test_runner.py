@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sim import runner
+from sim import objcache, runner
 from sim.runner import (
     SimulationError,
     available_simulators,
@@ -180,3 +180,52 @@ def test_unknown_or_missing_simulator(monkeypatch):
     ):
         runner.find_simulator("icarus")
     runner._find.cache_clear()
+
+
+@pytest.fixture
+def compiling(tmp_path, monkeypatch):
+    """Return a function that compiles a text through the compiler cache, beside a small ``verilated.h``, and returns the exit status."""
+    include = tmp_path / "tool" / "include"
+    include.mkdir(parents=True)
+    (include / "verilated.h").write_text("inline int one() { return 1; }\n")
+    monkeypatch.setenv("SIM_OBJCACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("VERILATOR_ROOT", str(tmp_path / "tool"))
+
+    def compiled(text, flags=("-O1",)):
+        source = tmp_path / "design.cpp"
+        source.write_text(text)
+        target = tmp_path / "design.o"
+        target.unlink(missing_ok=True)
+        status = objcache.main(["c++", "-I.", f"-I{include}", *flags, "-c", "-o", str(target), str(source)])
+        assert target.exists() == (status == 0)
+        return status
+
+    return compiled
+
+
+def test_the_header_is_precompiled_once_for_each_set_of_flags(compiling, tmp_path):
+    def headers():
+        return sorted((tmp_path / "cache").glob("*/*.gch"))
+
+    text = '#include "verilated.h"\nint two() { return 2 * one(); }\n'
+    assert compiling(text) == 0
+    [first] = headers()
+    made = first.stat().st_mtime_ns
+    assert compiling(text) == 0
+    assert (headers(), first.stat().st_mtime_ns) == ([first], made)
+    assert compiling(text, ("-O0",)) == 0
+    assert len(headers()) == 2
+    # One that was cut off is made anew.
+    first.write_bytes(b"")
+    assert compiling(text) == 0
+    assert first.stat().st_size > 1000
+
+
+def test_a_source_that_is_wrong_fails_with_and_without_a_header(compiling, tmp_path, capfd):
+    wrong = '#include "verilated.h"\nint two() { return 2 * three(); }\n'
+    assert compiling(wrong) != 0
+    assert capfd.readouterr().err.count("error:") == 1
+    (tmp_path / "tool" / "include" / "verilated.h").write_text("no header\n")
+    assert compiling(wrong, ("-O0",)) != 0
+    assert "verilated.h" in capfd.readouterr().err
+    assert compiling("int three() { return 3; }\n", ("-O0",)) == 0
