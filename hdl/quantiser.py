@@ -25,7 +25,6 @@ _MAGNITUDE = 31
 _VALUE = INTEGER + POINT
 _LEAST = 1 - E4M3.bias
 _UNIT = E4M3.bias + E4M3.mantissa_bits
-_MASK_TABLE = 2 * SUBGROUPS
 
 pair_layout = data.StructLayout({"numbers": data.ArrayLayout(Float, 2 * GROUP), "last": 1})
 """Two groups of a row, and whether they are the row's last."""
@@ -129,7 +128,7 @@ class Quantiser(wiring.Component):
                 "refine": In(1),
                 "threshold": In(Float),
                 "pair": In(stream.Signature(pair_layout)),
-                "weight_mask": In(stream.Signature(_MASK_TABLE)),
+                "weight_mask": In(stream.Signature(2 * SUBGROUPS)),
                 "group": Out(stream.Signature(group_layout)),
                 "nonfinite": Out(1),
                 "clipped": Out(1),
@@ -162,34 +161,37 @@ class Quantiser(wiring.Component):
         # A pair's groups follow each other without a gap, so that one can see the other.
         second, offered = Signal(), Signal()
         pair = self.pair.payload
+        half = data.StructLayout({"numbers": data.ArrayLayout(Float, GROUP), "taken": SUBGROUPS, "last": 1})
+        first, kept, current = Signal(half), Signal(half, reset_less=True), Signal(half)
+        mask_byte = self.weight_mask.payload & self.refine.replicate(2 * SUBGROUPS)
         m.d.comb += [
             offered.eq(self.pair.valid & (~self.refine | self.weight_mask.valid)),
-            self.pair.ready.eq(enable & second & offered),
-            self.weight_mask.ready.eq(enable & second & offered & self.refine),
+            self.pair.ready.eq(enable & ~second & offered),
+            self.weight_mask.ready.eq(enable & ~second & offered & self.refine),
+            first.taken.eq(mask_byte[:SUBGROUPS]),
+            current.eq(Mux(second, kept.as_value(), first.as_value())),
         ]
-        with m.If(enable & offered):
+        m.d.comb += [first.numbers[i].eq(pair.numbers[i]) for i in range(GROUP)]
+        with m.If(enable & ~second):
+            m.d.sync += [kept.taken.eq(mask_byte[SUBGROUPS:]), kept.last.eq(pair.last)]
+            m.d.sync += [kept.numbers[i].eq(pair.numbers[GROUP + i]) for i in range(GROUP)]
+        with m.If(enable & (second | offered)):
             m.d.sync += second.eq(~second)
-        valid.append(offered)
-        numbers = [Signal(Float, name=f"number_{i}") for i in range(GROUP)]
-        for i, number in enumerate(numbers):
-            m.d.comb += number.as_value().eq(
-                Mux(second, pair.numbers[GROUP + i].as_value(), pair.numbers[i].as_value())
-            )
+        valid.append(second | offered)
+        numbers = list(current.numbers)
         unusual = [number.exponent.all() for number in numbers]
         magnitudes = [
             Mux(odd, LARGEST, number.as_value()[:_MAGNITUDE])[:_MAGNITUDE]
             for odd, number in zip(unusual, numbers, strict=True)
         ]
-        mask_byte = self.weight_mask.payload
-        taken = Mux(second, mask_byte[SUBGROUPS:], mask_byte[:SUBGROUPS]) & self.refine.replicate(SUBGROUPS)
         follow("taken")
         group, strange, taken, later, last = register(
             "taken",
             Cat(*magnitudes, *(number.sign for number in numbers)),
             Cat(unusual).any(),
-            taken,
+            current.taken,
             second,
-            pair.last & second,
+            current.last,
         )
 
         # The largest of a group, then of a pair: the first group sees that of the second one behind it.

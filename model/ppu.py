@@ -172,7 +172,7 @@ def run(
     weight_masks : ndarray of uint8, shape (Kp / 16,) or (rows, Kp / 16), optional
         M_W of each group, if the job refines; bit g for subgroup g.
     sums : Sums, optional
-        Running sums from earlier jobs; they are updated.
+        Running sums from earlier jobs; they are updated. Without them, and without a report, nothing is added up.
 
     Raises
     ------
@@ -207,10 +207,11 @@ def run(
     if residual is not None:
         number = add(number, residual)
     scaled = multiply(number, job.group_scale)
-    if previous is not None:
-        totals.change.add(_beats(add(number, previous ^ _SIGN), config.lanes))
-        totals.before.add(_beats(previous, config.lanes))
-    totals.energy.add(_beats(scaled, config.lanes))
+    if sums is not None or job.report:
+        if previous is not None:
+            totals.change.add(_beats(add(number, previous ^ _SIGN), config.lanes))
+            totals.before.add(_beats(previous, config.lanes))
+        totals.energy.add(_beats(scaled, config.lanes))
 
     groups = None
     status = 0
