@@ -1,6 +1,5 @@
 """Proofs, by induction: streams of the loader's parts stay, its queues have room for what they cannot refuse, and its counters do not overflow."""
 
-import inspect
 import sys
 
 import pytest
@@ -17,6 +16,7 @@ from hdl.lib.verilog import to_verilog
 from hdl.loader import Loader
 from hdl.walker import Walker
 from model.accelerator import AcceleratorConfig
+from tests.changed import changed
 from tests.formal.cut import Cut
 from tests.formal.prove import prove
 from tests.formal.test_dma_proof import Queue
@@ -33,12 +33,12 @@ CONFIGS = {
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    changed = set()
+    small = set()
     for module in (job, walker, fetcher, assembler, loader):
         for name in LIMITS.keys() & vars(module).keys():
             monkeypatch.setattr(module, name, LIMITS[name])
-            changed.add(name)
-    assert changed == LIMITS.keys()
+            small.add(name)
+    assert small == LIMITS.keys()
     monkeypatch.setattr(hdl.lib.streams, "SyncFIFOBuffered", Queue)
 
 
@@ -106,15 +106,6 @@ def outcome(name, dut, body, *, stays=(), assumed=(), parameters=(), cycles=0, i
             text += STABLE.format(port=port, top=members[f"{port}__payload"][1] - 1, verb=verb)
     sources = {"dut.v": to_verilog(dut, "dut"), "proof.sv": text + body + "endmodule\n"}
     return prove(name, sources, cycles=cycles or induction, induction=not cycles)
-
-
-def changed(source, before, after):
-    """Return the class with a piece of its source changed."""
-    text = inspect.getsource(source)
-    assert text.count(before) == 1
-    names = dict(vars(sys.modules[source.__module__]))
-    exec(text.replace(before, after), names)
-    return names[source.__name__]
 
 
 # Assembler. Pieces are of 1 to 4 vectors.
@@ -213,7 +204,7 @@ ASSEMBLER_BUGS = {
 
 @pytest.mark.parametrize("bug", ASSEMBLER_BUGS)
 def test_bugs_of_the_assembler_are_caught(bug, monkeypatch):
-    broken = changed(Assembler, *ASSEMBLER_BUGS[bug])
+    broken = changed(Assembler, ASSEMBLER_BUGS[bug])
     found = assembler_outcome("64 bits", monkeypatch, broken, cycles=9)
     assert set(found.failed) & {
         "load_stays",
@@ -233,7 +224,7 @@ def test_an_assembler_with_words_and_a_taker_goes_on(name, monkeypatch):
 
 
 def test_an_assembler_that_stops_is_caught(monkeypatch):
-    broken = changed(Assembler, "whole = got == parts - 1", "whole = got == parts")
+    broken = changed(Assembler, ("whole = got == parts - 1", "whole = got == parts"))
     assert "progress" in assembler_outcome("no refinement", monkeypatch, broken, cycles=14, progress=True).failed
 
 
@@ -380,7 +371,7 @@ FETCHER_BUGS = {
 
 @pytest.mark.parametrize("bug", FETCHER_BUGS)
 def test_bugs_of_the_fetcher_are_caught(bug, monkeypatch):
-    found = fetcher_outcome("64 bits", monkeypatch, changed(Fetcher, *FETCHER_BUGS[bug]), cycles=12)
+    found = fetcher_outcome("64 bits", monkeypatch, changed(Fetcher, FETCHER_BUGS[bug]), cycles=12)
     assert set(found.failed) & {
         "counts",
         "counts_fit",
@@ -474,7 +465,7 @@ WALKER_BUGS = {
 
 @pytest.mark.parametrize("bug", WALKER_BUGS)
 def test_bugs_of_the_walker_are_caught(bug, monkeypatch):
-    found = walker_outcome("no refinement", monkeypatch, changed(Walker, *WALKER_BUGS[bug]), cycles=22)
+    found = walker_outcome("no refinement", monkeypatch, changed(Walker, WALKER_BUGS[bug]), cycles=22)
     assert set(found.failed) & {"two_panels", "entries_fit", "token_stays", "token_same"}
 
 
@@ -532,5 +523,5 @@ LOADER_BUGS = {
 
 @pytest.mark.parametrize("bug", LOADER_BUGS)
 def test_bugs_of_the_loader_are_caught(bug, monkeypatch):
-    found = loader_outcome(monkeypatch, changed(Loader, *LOADER_BUGS[bug]), cycles=9)
+    found = loader_outcome(monkeypatch, changed(Loader, LOADER_BUGS[bug]), cycles=9)
     assert set(found.failed) & {"on_its_way", "only_loaded", "no_more_than_tokens", "token_stays"}

@@ -1,6 +1,5 @@
 """Proofs, by induction: what gearbox and reorder buffer offer stays, and no word of a half is overwritten before it was read or read before it was written."""
 
-import inspect
 import sys
 
 import pytest
@@ -8,13 +7,12 @@ from amaranth.hdl import Fragment, Module, Value
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-import hdl.lib.gearbox
-import hdl.reorder
 from hdl.lib.gearbox import Gearbox
 from hdl.lib.streams import StreamBuffer
 from hdl.lib.verilog import to_verilog
 from hdl.reorder import ReorderBuffer
 from model.tile_engine import EngineConfig
+from tests.changed import changed
 from tests.formal.prove import prove
 
 
@@ -137,15 +135,6 @@ def test_words_of_the_gearbox_stay_and_its_store_never_overflows(ratio):
     assert gearbox_outcome(ratio).failed == ()
 
 
-def changed(source, scope, before, after):
-    """Return the class with a piece of its source changed."""
-    text = inspect.getsource(source)
-    assert text.count(before) == 1
-    names = dict(vars(scope))
-    exec(text.replace(before, after), names)
-    return names[source.__name__]
-
-
 GEARBOX_BUGS = {
     "one place too many": ("level <= most", "level <= most + 1", {"fits"}),
     "words move on their own": ("self.output.valid & self.output.ready", "self.output.valid", {"stays", "same"}),
@@ -156,7 +145,7 @@ GEARBOX_BUGS = {
 @pytest.mark.parametrize("bug", GEARBOX_BUGS)
 def test_bugs_of_the_gearbox_are_caught(bug):
     before, after, caught = GEARBOX_BUGS[bug]
-    found = gearbox_outcome((3, 4), changed(Gearbox, hdl.lib.gearbox, before, after), cycles=10)
+    found = gearbox_outcome((3, 4), changed(Gearbox, (before, after)), cycles=10)
     assert caught & set(found.failed)
 
 
@@ -253,5 +242,5 @@ REORDER_BUGS = {
 @pytest.mark.parametrize("bug", REORDER_BUGS)
 def test_bugs_of_the_reorder_buffer_are_caught(bug):
     before, after, caught = REORDER_BUGS[bug]
-    found = reorder_outcome(8, 1, changed(ReorderBuffer, hdl.reorder, before, after), cycles=14)
+    found = reorder_outcome(8, 1, changed(ReorderBuffer, (before, after)), cycles=14)
     assert caught & set(found.failed)

@@ -2,9 +2,7 @@
 
 import dataclasses
 import random
-import textwrap
 from collections import Counter, deque
-from inspect import getsource
 
 import pytest
 from amaranth.hdl import Module, Value
@@ -12,11 +10,11 @@ from amaranth.sim import Simulator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import hdl.descriptor
 from hdl.accelerator import record_layout
 from hdl.descriptor import DescriptorCheck, DescriptorQueue, memory_layout
 from hdl.job import job_layout
 from model.accelerator import RECORD, AcceleratorConfig, Descriptor, ErrorCode, Mode, Operand, check
+from tests.changed import changed
 from tests.hdl.simulate import evaluate
 
 CONFIGS = {
@@ -181,17 +179,6 @@ def test_sizes_on_both_sides_of_what_banks_and_accumulators_hold(name, seed):
         cases.append(dataclasses.replace(good(config), **sizes))
     codes = compare(config, [one.pack() for one in cases], cases)
     assert min(codes[ErrorCode.OK], codes[ErrorCode.TILE]) > 20
-
-
-def changed(source, *changes):
-    """Return the class with pieces of its source changed."""
-    text = textwrap.dedent(getsource(source))
-    for before, after in changes:
-        assert text.count(before) == 1
-        text = text.replace(before, after)
-    names = dict(vars(hdl.descriptor))
-    exec(text, names)
-    return names[source.__name__]
 
 
 CHECK_BUGS = {

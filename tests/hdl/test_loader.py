@@ -1,8 +1,6 @@
 """Loader in Amaranth's simulator, between stand-ins for read engine and tile engine that stall, fail and free as they like, against a reference of its own."""
 
-import inspect
 import random
-import sys
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -18,6 +16,7 @@ from hdl.job import job_layout, token_layout
 from hdl.loader import Loader
 from hdl.walker import Walker
 from model.accelerator import AcceleratorConfig
+from tests.changed import changed
 
 SMALL = {"rows": 2, "columns": 3, "accumulators": 16, "activation_entries": 4}
 CONFIGS = {
@@ -546,17 +545,6 @@ def test_stop_ends_a_product_with_the_tile_that_is_loaded(seed):
     whole = len(run.plans[0])
     assert run.given[2] == run.given[4] == whole
     assert run.given[0] < run.given[3] < whole
-
-
-def changed(source, *changes):
-    """Return the class with pieces of its source changed."""
-    text = inspect.getsource(source)
-    for before, after in changes:
-        assert text.count(before) == 1, before
-        text = text.replace(before, after)
-    names = dict(vars(sys.modules[source.__module__]))
-    exec(text, names)
-    return names[source.__name__]
 
 
 def mixed(seed):
