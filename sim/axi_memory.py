@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.runner import build_bulk, bulk_command, run_command, run_folder
+from sim.harness import simulate
+from sim.runner import build_bulk, run_folder
 
 __all__ = [
     "CHANNELS",
@@ -463,7 +464,7 @@ module harness(input wire clk);
             $display("AXI cannot open script and log"); $finish;
         end
 `ifdef WAVES
-        got = $value$plusargs("dumpfile=%s", name);
+        got = $value$plusargs("waves=%s", name);
         $dumpfile(name); $dumpvars(0, harness);
 `endif
     end
@@ -744,14 +745,7 @@ class MemoryHarness:
                 f"+log={log}",
                 f"+limit={limit}",
             ]
-            if self._build.simulator.name == "verilator":
-                words += ["+verilator+rand+reset+2", f"+verilator+seed+{timing.seed % 1000 + 1}"]
-            if self._build.waves:
-                words.append(f"+dumpfile={folder / 'dump.vcd'}")
-                print(f"waveforms: {folder / 'dump.vcd'}")
-            output = run_command(
-                [*bulk_command(self._build), *words], folder, self._build.simulator.environment, timeout
-            )
+            output = simulate(self._build, folder, words, timeout, timing.seed % 1000 + 1)
             lines = [line.split() for line in log.read_text().splitlines()]
             broken = [line for line in output.splitlines() if line.startswith("AXI ")]
             if broken:

@@ -9,13 +9,14 @@ docs/simulation.md.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sim.runner import Build, build_bulk, bulk_command, run_command, run_folder
 
-__all__ = ["BulkHarness", "Port", "Row", "harness_verilog", "pack_fields", "unpack_fields"]
+__all__ = ["BulkHarness", "Port", "Row", "harness_verilog", "pack_fields", "simulate", "unpack_fields"]
 
 CLOCK = "clk"
 FLAGS = "x"
@@ -205,7 +206,7 @@ def harness_verilog(
     lines += [
         "        end",
         "`ifdef WAVES",
-        '        got = $value$plusargs("dump=%s", source_name);',
+        '        got = $value$plusargs("waves=%s", source_name);',
         "        $dumpfile(source_name);",
     ]
     lines += ["        $dumpvars(0, harness);", "`endif", "    end"]
@@ -230,6 +231,35 @@ def harness_verilog(
         lines += [f"        result[{flags + k}] = (^\\{name} ) === 1'bx;"]
     lines += ['        $fwrite(sink, "%u", result);', "    end", "endmodule", ""]
     return "\n".join(lines), row_in, row_out
+
+
+def simulate(build: Build, folder: Path, words: Sequence[str], timeout: float, seed: int = 1) -> str:
+    """Run a compiled harness in a folder and return what it printed.
+
+    Parameters
+    ----------
+    build : Build
+        From `sim.runner.build_bulk`. If it records waveforms, their file is the plusarg ``waves``, and its path is printed.
+    folder : Path
+    words : sequence of str
+        Further plusargs.
+    timeout : float
+        Wall-clock limit in seconds.
+    seed : int
+        Of what has no power-up value, with Verilator.
+
+    Raises
+    ------
+    SimulationError
+        The simulation failed or was too slow.
+    """
+    words = list(words)
+    if build.simulator.name == "verilator":
+        words += ["+verilator+rand+reset+2", f"+verilator+seed+{seed}"]
+    if build.waves:
+        words.append(f"+waves={folder / 'dump.vcd'}")
+        print(f"waveforms: {folder / 'dump.vcd'}")
+    return run_command([*bulk_command(build), *words], folder, build.simulator.environment, timeout)
 
 
 class BulkHarness:
@@ -332,12 +362,7 @@ class BulkHarness:
             source, sink = folder / "source.bin", folder / "sink.bin"
             data.tofile(source)
             words = [f"+source={source}", f"+sink={sink}", *(f"+{name}={value}" for name, value in plusargs.items())]
-            if self._build.simulator.name == "verilator":
-                words += ["+verilator+rand+reset+2", "+verilator+seed+1"]
-            if self._build.waves:
-                words.append(f"+dump={folder / 'dump.vcd'}")
-                print(f"waveforms: {folder / 'dump.vcd'}")
-            log = run_command([*bulk_command(self._build), *words], folder, self._build.simulator.environment, timeout)
+            log = simulate(self._build, folder, words, timeout)
             raw = np.fromfile(sink, np.uint8)
         if raw.size != len(data) * self.outputs.size:
             raise ValueError(
