@@ -42,7 +42,6 @@ MAX_ROWS = (1 << 24) - 1
 """Most rows of activations, and of weights."""
 CHUNK = 32
 """Most vectors of a row that are requested together."""
-WORDS = DESCRIPTOR_BYTES // 4
 
 
 class Mode(IntEnum):
