@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from model.dma import MAX_BYTES, PAGE, Burst, DmaConfig, DmaStatus, bursts, refused, words, write_beats
 from sim.design import config_of, generated
+from sim.mutation_player import judged
 from sim.player import DEPTH_BITS, WORTH, Bus, Player, Script
 from sim.scoreboard import Tally
 
@@ -556,16 +557,15 @@ class EnginePlayer:
     def check(self, stimulus: Stimulus, outputs: Mapping[str, NDArray[Any]]) -> Tally:
         """Judge the harness's outputs for a stimulus of `stimuli`."""
         expected = {"requests": sum(len(section.requests) for section in stimulus.sections if section.complete)}
-        before = stimulus.passed
-        if before is not None and all(np.array_equal(before[name], value) for name, value in outputs.items()):
-            return Tally(expected=expected, compared=dict(expected))
-        try:
-            _Judge(self.config, self.write, self.player.recorded, outputs).judge(stimulus)
-        except _WrongError as wrong:
-            return Tally(expected=expected, mismatches=1, messages=[str(wrong)])
-        if before is None:
-            stimulus.passed = outputs
-        return Tally(expected=expected, compared=dict(expected))
+
+        def judge() -> str:
+            try:
+                _Judge(self.config, self.write, self.player.recorded, outputs).judge(stimulus)
+            except _WrongError as wrong:
+                return str(wrong)
+            return ""
+
+        return judged(stimulus, outputs, expected, judge)
 
 
 @dataclasses.dataclass

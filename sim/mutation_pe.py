@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from model.pe import BAD_COMMAND, PeConfig, Tile, TileResult, cycles, run_tile
 from sim.bench_pe import Due, Scoreboard, plain, raising
 from sim.design import config_of, generated
+from sim.mutation_player import judged
 from sim.player import WORTH, Player, Rows, Script
 from sim.scoreboard import Tally
 from sim.streams import Monitor
@@ -416,15 +417,7 @@ class ElementPlayer:
         expected = {
             "sums": sum(tile.m * tile.n for s in stimulus.sections if s.complete for tile in s.commands if tile)
         }
-        before = stimulus.passed
-        if before is not None and all(np.array_equal(before[name], value) for name, value in outputs.items()):
-            return Tally(expected=expected, compared=dict(expected))
-        message = self._judge(stimulus, outputs)
-        if message:
-            return Tally(expected=expected, mismatches=1, messages=[message])
-        if before is None:
-            stimulus.passed = outputs
-        return Tally(expected=expected, compared=dict(expected))
+        return judged(stimulus, outputs, expected, lambda: self._judge(stimulus, outputs))
 
     def _judge(self, stimulus: Stimulus, outputs: Mapping[str, NDArray[Any]]) -> str:
         dut = self.player.recording(outputs, stimulus.columns, ("clear",))
