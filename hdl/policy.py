@@ -141,7 +141,7 @@ class PolicyUnit(wiring.Component):
         ]
 
         # The step, and statistics of prefill and decode.
-        decode, high, layer_zero = Signal(), Signal(), Signal()
+        decode, high, layer_zero = (Signal(name=name) for name in ("decode", "high", "layer_zero"))
         entropy = Signal(form.entropy_bits)
         layout = data.StructLayout(
             {"count": form.count_bits + 1, "total": total_bits, "squares": form.metric_bits + total_bits}
@@ -152,12 +152,16 @@ class PolicyUnit(wiring.Component):
 
         # One product after the other: acc ± multiplicand · multiplier, from the lowest bit of the multiplier up.
         acc = Signal(signed(wide + 1), reset_less=True)
-        multiplicand, multiplier = Signal(wide, reset_less=True), Signal(total_bits, reset_less=True)
+        multiplicand = Signal(wide, reset_less=True)
+        multiplier = Signal(total_bits, reset_less=True)
         minus = Signal(reset_less=True)
-        product, left = Signal(range(len(self._rounds) + 1)), Signal(range(max(self._rounds) + 1))
-        metric, distance = Signal(form.metric_bits, reset_less=True), Signal(total_bits, reset_less=True)
+        product = Signal(range(len(self._rounds) + 1))
+        left = Signal(range(max(self._rounds) + 1))
+        metric = Signal(form.metric_bits, reset_less=True)
+        distance = Signal(total_bits, reset_less=True)
         above, beyond, sample = (Signal(name=name, reset_less=True) for name in ("above", "beyond", "sample"))
-        seeking, factor = Signal(), Signal(FACTOR_BITS)
+        seeking = Signal()
+        factor = Signal(FACTOR_BITS)
         m.d.comb += [
             seeking.eq(~decode & ~self.spike),
             factor.eq(Mux(seeking, settings.sigma_factor, settings.band)),
@@ -228,8 +232,9 @@ class PolicyUnit(wiring.Component):
             multiply(to_fixed.fixed, Mux(decode, settings.activity_weight, 1), zero)
 
         # Rules: a run of samples on one side of the mean moves the precision by a level.
-        up, run, following = Signal(), Signal(RUN_BITS), Signal(RUN_BITS)
-        needed, moved, rule = Signal(RUN_BITS), Signal.like(self.level), Signal()
+        up, rule = (Signal(name=name) for name in ("up", "rule"))
+        run, following, needed = (Signal(RUN_BITS, name=name) for name in ("run", "following", "needed"))
+        moved = Signal.like(self.level)
         m.d.comb += [
             needed.eq(Mux(decode, Mux(above == high, settings.beta, settings.alpha), settings.n_p)),
             following.eq(Mux(above == up, run + ~run.all(), 1)),
