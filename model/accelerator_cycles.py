@@ -78,9 +78,9 @@ def _row_cycles(
         # A request that does not begin with a beat takes a cycle more than it has words.
         beats: float = sum(-(-count * size // beat) + ((start + first) * size % beat > 0) for size in sizes)
         wanted = count * octets if refined else 0
-        # A row's offsets begin with a beat, those of later chunks at any byte of one: so many beats do they touch on average.
+        # A row's offsets begin with a beat, those of later chunks at any byte of one; so many words they have on average.
         if wanted:
-            beats += (wanted + beat - 1) / beat if start + first else max(1, wanted / beat + 0.5)
+            beats += max(1, wanted / beat + 0.5) + ((beat - 1) / beat if start + first else 0)
         total += max(beats, (latency + REQUEST) / (LOOKAHEAD if refined else UNDER_WAY), 4 if refined else 2)
     return total
 
@@ -102,7 +102,7 @@ def predict(config: AcceleratorConfig, product: Product, read_latency: int = 0, 
     Notes
     -----
     A recursion over segments: a segment is loaded when there is room and the bus has brought the one before; computing follows when it is there
-    and the one before is done; a tile drains when it and the one before are done.
+    and the one before is done; a tile drains when it and the one before are done. It is supposed that `outstanding` bursts hide the memory's latency.
     """
     p = product
     kv = p.k // config.lanes
@@ -143,7 +143,7 @@ def predict(config: AcceleratorConfig, product: Product, read_latency: int = 0, 
             starts = True
             for number, length in enumerate(parts):
                 # Room in the banks, and in the queue of segments.
-                begins = bus
+                begins = 0.0
                 if len(taken) == TOKENS:
                     begins = max(begins, taken.popleft())
                 size = pairs * length
@@ -156,15 +156,13 @@ def predict(config: AcceleratorConfig, product: Product, read_latency: int = 0, 
                         begins = max(begins, panel_freed[-1][number])
                     elif len(panel_freed) > 1:
                         begins = max(begins, panel_freed[-2][-1])
-                waited = begins > bus or not (used or computed)
+                waits = REQUEST + read_latency
+                if refined:
+                    # Offsets are asked for when masks are there, and those of other rows come meanwhile.
+                    rows = w_rows + (a_rows if first_tile else 0)
+                    waits += MASKED + read_latency - min(rows, LOOKAHEAD, MASKED)
+                bus = max(bus, begins + waits) if used or computed else bus + waits
                 # Loading: padding takes the time of its vectors, while the bus brings what comes behind it.
-                bus = begins
-                if waited:
-                    bus += REQUEST + read_latency
-                    if refined:
-                        # Offsets are asked for when masks are there, and those of other rows come meanwhile.
-                        rows = w_rows + (a_rows if first_tile else 0)
-                        bus += MASKED + read_latency - min(rows, LOOKAHEAD)
                 blocks = [(a_rows, panel_rows, a_costs[number])] if first_tile else []
                 for rows, places, cost in (*blocks, (w_rows, tile_rows, w_costs[number])):
                     if rows:

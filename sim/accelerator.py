@@ -69,6 +69,8 @@ _LARGE = 64
 SHAPES = (
     (128, 128, 1024),
     (256, 256, 1024),
+    (128, 576, 1536),
+    (128, 1024, 1024),
     (128, 512, 2048),
     (512, 128, 1024),
     (64, 64, 64),
@@ -82,7 +84,9 @@ SHAPES = (
     (131, 254, 2080),
     (5, 7, 160),
 )
-"""Sizes M, N, K that ``--shapes`` runs."""
+"""Sizes M, N, K that ``--shapes`` runs. 128 × 576 × 1536 is the down projection of SmolLM2-135M, 128 × 1024 × 1024 key or value of Qwen3-0.6B."""
+GOAL_USE, GOAL_M, GOAL_K = 0.95, 128, 1024
+"""What the array is to be used for sizes from M and K on."""
 
 
 class AcceleratorError(RuntimeError):
@@ -752,6 +756,23 @@ class Row:
         )
 
 
+def summary(rows: Sequence[Row]) -> list[str]:
+    """Return what a table comes to: how far off predictions are at most, and which sizes that should reach the goal of use do."""
+    lines = []
+    predicted = [(abs(row.predicted / row.cycles - 1), row) for row in rows if row.predicted is not None]
+    if predicted:
+        off, row = max(predicted, key=lambda pair: pair[0])
+        lines.append(f"predictions are off by at most {100 * off:.2f} %: {row.m} × {row.n} × {row.k}, {row.mode}")
+    large = [row for row in rows if row.m >= GOAL_M and row.k >= GOAL_K]
+    if large:
+        below = [f"{row.m} × {row.n} × {row.k} {row.mode} {100 * row.use:.1f}" for row in large if row.use < GOAL_USE]
+        lines.append(
+            f"use of at least {100 * GOAL_USE:.0f} % where M >= {GOAL_M} and K >= {GOAL_K}: {len(large) - len(below)} of {len(large)}"
+            + (f"; below: {', '.join(below)}" if below else "")
+        )
+    return lines
+
+
 def predicted_cycles(accelerator: Accelerator, product: Gemm, found: Plan) -> int | None:
     """Return what the model predicts for a product alone in the queue, None if channels stall."""
     timing, config = accelerator.timing, accelerator.config
@@ -981,6 +1002,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"sim.accelerator: {error}", file=sys.stderr)
         return 1
     compared = sum(row.compared for row in rows)
+    if options.shapes or options.product:
+        print(*summary(rows), sep="\n")
     print(f"{len(rows)} products, {compared} outputs, all equal to the model's")
     if options.json is not None:
         table = {"seed": options.seed, "stalls": stalls, "latency": latency, **sizes}

@@ -29,10 +29,13 @@ from sim.accelerator import (
     Accelerator,
     AcceleratorError,
     Gemm,
+    Row,
     expected,
     extended,
     main,
     random_gemm,
+    shape_rows,
+    summary,
     unit,
     verify,
 )
@@ -566,7 +569,9 @@ def test_the_command_runs_a_layer(command, accelerator, capsys, tmp_path, monkey
 
 def test_the_command_runs_sizes_and_longer_products(command, capsys):
     assert command(["--shapes"]) == 0
-    assert capsys.readouterr().out.endswith("6 products, 2085 outputs, all equal to the model's\n")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].startswith("predictions are off by at most ")
+    assert lines[-1] == "6 products, 2085 outputs, all equal to the model's"
     assert command(["--extended", "--projections", "o", "--layer", "1", "--tokens", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f"2 products, {2 * 2 * 576} outputs, all equal to the model's"
@@ -574,6 +579,29 @@ def test_the_command_runs_sizes_and_longer_products(command, capsys):
         ["o", "2", "576", "576", "AutoFP6"],
         ["o", "2", "576", "1152", "NVFP4"],
     ]
+
+
+def test_predicted_cycles_are_near_those_counted(accelerator, monkeypatch):
+    """Bound by the bus, by the elements, and by draining; padding in every direction."""
+    monkeypatch.setattr(accelerator, "timing", Timing())
+    rows = list(shape_rows(accelerator, [(16, 100, 64), (40, 64, 512), (33, 71, 96), (9, 40, 1024)], 1))
+    assert len(rows) == 12
+    # Four bursts at a time, as there are here, do not keep the bus busy all the time when a chunk is seven short ones.
+    within = {"AutoFP2": 0.02, "NVFP4": 0.02, "AutoFP6": 0.03}
+    assert {f"{row.m} × {row.n}, {row.mode}": row.predicted / row.cycles for row in rows} == {
+        f"{row.m} × {row.n}, {row.mode}": pytest.approx(1, abs=within[row.mode]) for row in rows
+    }
+    assert summary(rows)[0].startswith("predictions are off by at most ")
+
+
+def test_the_summary_names_the_worst_prediction_and_sizes_below_the_goal():
+    row = Row("", 128, 576, 1536, "NVFP4", 8, 8, 8, 9, 1000, 1010, 0.96, 1, 0.0)
+    low = dataclasses.replace(row, n=128, use=0.9496, predicted=985)
+    assert summary([row, low, dataclasses.replace(row, m=127, use=0.5)]) == [
+        "predictions are off by at most 1.50 %: 128 × 128 × 1536, NVFP4",
+        "use of at least 95 % where M >= 128 and K >= 1024: 1 of 2; below: 128 × 128 × 1536 NVFP4 95.0",
+    ]
+    assert summary([dataclasses.replace(row, m=1, predicted=None)]) == []
 
 
 def test_the_command_runs_random_products(command, capsys, seed):
