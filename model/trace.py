@@ -146,6 +146,12 @@ class Report:
 _UNLIMITED = "AutoFP6, 4 slots"
 
 
+def _check_levels(config: PolicyConfig) -> None:
+    for level in config.levels:
+        if level not in LEVELS:
+            raise ValueError(f"levels must be among {', '.join(map(str, LEVELS))}, not {level}")
+
+
 def _rounded(x: float) -> float:
     # The policy sees what the trace says, so that a replay decides alike: eight digits are more than float32 has.
     return float(f"{x:.8g}")
@@ -219,9 +225,7 @@ def policy_run(
     ValueError
         A level has no format, or there are fewer tokens than ``prefill``.
     """
-    unknown = [level for level in policy.config.levels if level not in LEVELS]
-    if unknown:
-        raise ValueError(f"levels must be among {', '.join(map(str, LEVELS))}, not {unknown[0]}")
+    _check_levels(policy.config)
     ids = np.asarray(tokens)
     if not 1 <= prefill <= len(ids):
         raise ValueError(f"prefill must be from 1 to the {len(ids)} tokens, not {prefill}")
@@ -285,6 +289,7 @@ def measure(
         As :func:`policy_run`; there is no token to decode.
     """
     settings, policy = settings or Settings(), policy or Policy()
+    _check_levels(policy.config)
     ids = np.asarray(tokens)
     decode = len(ids) - prefill - 1
     if prefill < 1 or decode < 1:
@@ -460,11 +465,7 @@ def _config(assignments: Sequence[str]) -> PolicyConfig:
                 given[name] = float(text) if isinstance(defaults[name], float) else int(text)
         except ValueError:
             raise ValueError(f"--set must give {name} as a number, not {text!r}") from None
-    config = PolicyConfig(**given)
-    for level in config.levels:
-        if level not in LEVELS:
-            raise ValueError(f"levels must be among {', '.join(map(str, LEVELS))}, not {level}")
-    return config
+    return PolicyConfig(**given)
 
 
 def _check_folder(folder: Path) -> None:
@@ -472,6 +473,8 @@ def _check_folder(folder: Path) -> None:
         raise ValueError(f"--output must be a folder, not the file {folder}")
     if not folder.exists() and not folder.absolute().parent.is_dir():
         raise ValueError(f"--output must lie in an existing folder, not {folder}")
+    if not os.access(folder if folder.exists() else folder.absolute().parent, os.W_OK | os.X_OK):
+        raise ValueError(f"--output must be a folder that can be written, not {folder}")
     for name in _FILES:
         if (folder / name).is_dir():
             raise ValueError(f"--output must be a folder in which {name} is no folder, not {folder}")
@@ -487,6 +490,7 @@ def _run(options: argparse.Namespace, progress: Told) -> tuple[Report, dict[str,
             raise ValueError(f"--{name} must be at least 1, not {getattr(options, name)}")
     _check_folder(options.output)
     config, settings = _config(options.set or ()), Settings(slots=options.slots)
+    _check_levels(config)
     if not options.no_picture and importlib.util.find_spec("matplotlib") is None:
         raise ModuleNotFoundError("the picture needs the package matplotlib: pip install matplotlib, or --no-picture")
     text = LONG_TEXT

@@ -127,6 +127,8 @@ def test_a_run_needs_formats_for_its_levels_and_tokens(tiny, tokens):
     model = QuantisedLlama(tiny)
     with pytest.raises(ValueError, match=r"^levels must be among 2, 4, 6, not 8$"):
         trace.policy_run(model, Policy(PolicyConfig(levels=(4, 8))), tokens, 24)
+    with pytest.raises(ValueError, match=r"^levels must be among 2, 4, 6, not 3$"):
+        trace.measure(tiny, tokens, 24, policy=Policy(PolicyConfig(levels=(3, 4))))
     for prefill in (0, 50):
         with pytest.raises(ValueError, match=rf"^prefill must be from 1 to the 49 tokens, not {prefill}$"):
             trace.policy_run(model, Policy(), tokens, prefill)
@@ -388,6 +390,15 @@ def test_bad_input_is_one_line_and_exit_status_2(command, capsys, arguments, mes
     assert output.err.count("\n") == 1
     assert output.out == ""
     assert sorted(str(path) for path in Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize(("folder", "asked"), [("empty", "empty"), ("new", ".")])
+def test_a_folder_that_is_not_ours_is_found_before_anything_runs(command, monkeypatch, capsys, folder, asked):
+    asked_for = []
+    monkeypatch.setattr(trace.os, "access", lambda path, mode: asked_for.append(Path(path).resolve()))
+    assert command([*SMALL, "-o", folder]) == 2
+    assert capsys.readouterr().err == f"model.trace: --output must be a folder that can be written, not {folder}\n"
+    assert asked_for == [Path(asked).resolve()]
 
 
 def test_context_is_a_limit(command, capsys):
