@@ -15,7 +15,7 @@ from hdl.lib.streams import StreamBuffer
 from hdl.lib.verilog import lint_unused
 from model.autofp6 import Step
 from model.formats import E2M1, E4M3
-from model.quantiser import ERROR_BITS, INTEGER, LARGEST, MIDPOINTS, POINT, RESIDUE
+from model.quantiser import ERROR_BITS, INTEGER, MIDPOINTS, POINT, RESIDUE
 from model.vmac import GROUP, SUBGROUP, SUBGROUPS, check_choice
 
 __all__ = ["Quantiser", "group_layout", "pair_layout"]
@@ -114,7 +114,7 @@ class Quantiser(wiring.Component):
         A parameter is out of range.
     """
 
-    latency: ClassVar[int] = 10
+    latency: ClassVar[int] = 11
     throughput: ClassVar[str] = "1 group per cycle"
 
     def __init__(self, slots: int = 2, step: Step = "fixed"):
@@ -180,20 +180,17 @@ class Quantiser(wiring.Component):
         valid.append(second | offered)
         numbers = list(current.numbers)
         unusual = [number.exponent.all() for number in numbers]
-        magnitudes = [
-            Mux(odd, LARGEST, number.as_value()[:_MAGNITUDE])[:_MAGNITUDE]
-            for odd, number in zip(unusual, numbers, strict=True)
-        ]
         follow("taken")
         group, strange, taken, later, last = register(
             "taken",
-            Cat(*magnitudes, *(number.sign for number in numbers)),
+            Cat(*(number.as_value()[:_MAGNITUDE] for number in numbers), *(number.sign for number in numbers)),
             Cat(unusual).any(),
             current.taken,
             second,
             current.last,
         )
 
+        # NaN and infinity are larger than every number and beyond every scale without being looked at.
         # The largest of a group, then of a pair: the first group sees that of the second one behind it.
         behind = _largest(m, [group[_MAGNITUDE * i :][:_MAGNITUDE] for i in range(GROUP)], "larger")
         follow("group")

@@ -40,13 +40,16 @@ def packed(fields, widths):
 
 
 def unpacked(octets, shape):
-    """Undo `packed`: a list of (count, width) gives arrays uint64 (N, count)."""
+    """Undo `packed`: a list of (count, width) gives arrays (N, count) of uint64, or of uint8 up to 8 bits."""
     bits = np.unpackbits(np.ascontiguousarray(octets), axis=1, bitorder="little")
     at, fields = 0, []
     for count, width in shape:
         part = bits[:, at : at + count * width].reshape(len(bits), count, width)
-        wide = np.zeros((len(bits), count, 64), np.uint8)
-        wide[:, :, :width] = part
-        fields.append(np.packbits(wide, axis=2, bitorder="little").view("<u8").reshape(len(bits), count))
+        if width <= 8:
+            fields.append(sum((part[..., k] << np.uint8(k) for k in range(width)), np.zeros((), np.uint8)))
+        else:
+            wide = np.zeros((len(bits), count, 64), np.uint8)
+            wide[:, :, :width] = part
+            fields.append(np.packbits(wide, axis=2, bitorder="little").view("<u8").reshape(len(bits), count))
         at += count * width
     return fields

@@ -40,8 +40,7 @@ class Work:
 
 def beats(array):
     """Elements of rows (rows, K) in beats, the last one of a row filled up with junk."""
-    rows, width = array.shape
-    filled = np.pad(array, ((0, 0), (0, -width % LANES)), constant_values=0x7F)
+    filled = np.pad(array, ((0, 0), (0, -array.shape[1] % LANES)), constant_values=0x7F)
     return filled.reshape(-1, LANES)
 
 
@@ -55,8 +54,10 @@ def words(work):
     full = np.where(last, width - (per_row - 1) * LANES, 0)
     end = np.arange(count) == count - 1
     at = np.arange(count)
+    elements = np.ascontiguousarray(beats(unsigned)).astype("<u8").view(np.uint8).reshape(count, -1)
+    marks = packed([full, last, end], [LANES.bit_length(), 1, 1])
     out = {
-        "beat": (packed([beats(unsigned), full, last, end], [64, 3, 1, 1]), at),
+        "beat": (np.concatenate([elements, marks], axis=1), at),
         "job": (
             packed([np.array([int(getattr(work.job, name))]) for name, _ in JOB_FIELDS], [w for _, w in JOB_FIELDS]),
             at[:1],
