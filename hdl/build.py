@@ -20,6 +20,7 @@ from hdl.lib.toolchain import tool_versions
 from hdl.lib.verilog import VerilogError, to_verilog
 from hdl.pe import Pe
 from hdl.policy import PolicyUnit
+from hdl.ppu import Ppu
 from hdl.tile_engine import TileEngine
 from hdl.vmac import Vmac
 from hdl.vmac_autofp2 import VmacAutoFp2
@@ -30,6 +31,7 @@ from model.array import ArrayConfig
 from model.dma import DmaConfig
 from model.pe import PeConfig
 from model.policy import PolicyFormat
+from model.ppu import PpuConfig
 from model.registers import RegisterMap, emit
 from model.tile_engine import EngineConfig
 from model.vmac import VmacConfig
@@ -97,6 +99,7 @@ BLOCKS = {
         Block(
             "policy", PolicyUnit, PolicyFormat, "precision of the next layer from the activities of the layers before"
         ),
+        Block("ppu", Ppu, PpuConfig, "post-processing: sums to binary32, activation, residual, NVFP4 groups, signals"),
         Block("read_dma", ReadDma, DmaConfig, "AXI4 manager: bytes at any address to a stream of words"),
         Block("write_dma", WriteDma, DmaConfig, "AXI4 manager: a stream of words to bytes at any address"),
     )

@@ -163,17 +163,20 @@ class Quantiser(wiring.Component):
         pair = self.pair.payload
         half = data.StructLayout({"numbers": data.ArrayLayout(Float, GROUP), "taken": SUBGROUPS, "last": 1})
         first, kept, current = Signal(half), Signal(half, reset_less=True), Signal(half)
-        mask_byte = self.weight_mask.payload & self.refine.replicate(2 * SUBGROUPS)
+        mask_byte = self.weight_mask.payload
         m.d.comb += [
             offered.eq(self.pair.valid & (~self.refine | self.weight_mask.valid)),
             self.pair.ready.eq(enable & ~second & offered),
             self.weight_mask.ready.eq(enable & ~second & offered & self.refine),
-            first.taken.eq(mask_byte[:SUBGROUPS]),
+            first.taken.eq(mask_byte[:SUBGROUPS] & self.refine.replicate(SUBGROUPS)),
             current.eq(Mux(second, kept.as_value(), first.as_value())),
         ]
         m.d.comb += [first.numbers[i].eq(pair.numbers[i]) for i in range(GROUP)]
         with m.If(enable & ~second):
-            m.d.sync += [kept.taken.eq(mask_byte[SUBGROUPS:]), kept.last.eq(pair.last)]
+            m.d.sync += [
+                kept.taken.eq(mask_byte[SUBGROUPS:] & self.refine.replicate(SUBGROUPS)),
+                kept.last.eq(pair.last),
+            ]
             m.d.sync += [kept.numbers[i].eq(pair.numbers[GROUP + i]) for i in range(GROUP)]
         with m.If(enable & (second | offered)):
             m.d.sync += second.eq(~second)

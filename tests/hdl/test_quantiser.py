@@ -142,7 +142,7 @@ BUGS = {
     "a slot too many": ("tree_sum(before) + used < self._slots", "tree_sum(before) + used <= self._slots"),
     "at the threshold": ("error > limit for", "error >= limit for"),
     "the threshold is not moved": ("- (e_scale << 1))", "- 14)"),
-    "masks change sides": ("first.taken.eq(mask_byte[:SUBGROUPS])", "first.taken.eq(mask_byte[SUBGROUPS:])"),
+    "masks change sides": ("first.taken.eq(mask_byte[:SUBGROUPS]", "first.taken.eq(mask_byte[SUBGROUPS:]"),
 }
 
 
