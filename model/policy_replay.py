@@ -313,12 +313,15 @@ def _write(files: Mapping[Path, str]) -> None:
             os.unlink(name)
 
 
-def _integers(text: str) -> tuple[int, ...]:
-    return tuple(int(word) for word in text.split(","))
+def _levels(text: str) -> tuple[int, ...]:
+    found = [_number(word.strip(), int) for word in text.split(",")]
+    if None in found:
+        raise ValueError(f"levels must be integers with commas between, not {text!r}")
+    return tuple(found)
 
 
 _HELP: dict[str, tuple[Callable[[str], Any], str]] = {
-    "levels": (_integers, "precisions in bits, ascending, with commas between"),
+    "levels": (str, "precisions in bits, ascending, with commas between"),
     "prefill_level": (int, "precision of a prefill up to its spike (default: the highest)"),
     "decode_level": (int, "precision that a decode step begins with"),
     "n_p": (int, "layers that change the precision in prefill"),
@@ -334,6 +337,8 @@ _HELP: dict[str, tuple[Callable[[str], Any], str]] = {
 
 def _run(options: argparse.Namespace) -> None:
     given = {name: getattr(options, name) for name in _HELP if getattr(options, name) is not None}
+    if "levels" in given:
+        given["levels"] = _levels(given["levels"])
     config = PolicyConfig(**given)
     policy = FixedPolicy(config) if options.fixed else Policy(config)
     out: Path | None = options.output

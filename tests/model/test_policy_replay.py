@@ -209,6 +209,7 @@ def test_files_that_cannot_be_read_or_written(trace, tmp_path, capsys):
         ([str(trace), "-o", str(trace)], "--output must be another file than TRACE, not"),
         ([str(trace), "-o", str(folder)], "--output must name a file, not the folder"),
         ([str(trace), "--levels", "4,2"], "levels must be positive and ascending, not 4, 2"),
+        ([str(trace), "--levels", "4;6"], "levels must be integers with commas between, not '4;6'"),
         ([str(trace), "--fixed", "--band", "0.3"], "band must be a multiple of 1/8"),
     ]
     there = sorted(tmp_path.iterdir())
