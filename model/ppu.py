@@ -1,11 +1,14 @@
 """Post-processing unit, bit for bit: accumulators to binary32, activation function, residual, NVFP4 groups and signals (docs/ppu.md)."""
 
+import argparse
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from model.activation import Function, apply
+from model import autofp6, block_scaled
+from model.activation import Function, apply, reference
 from model.activity import SquareSum, activity
 from model.autofp6 import Step
 from model.block_scaled import GROUP, PAD
@@ -13,12 +16,14 @@ from model.fp32 import add, from_int, multiply
 from model.quantiser import Groups, quantise
 from model.vmac import SUBGROUPS, check_choice
 
-__all__ = ["CLIPPED", "NONFINITE", "Job", "PpuConfig", "Report", "Result", "Sums", "run"]
+__all__ = ["CLIPPED", "NONFINITE", "Job", "PpuConfig", "Report", "Result", "Sums", "main", "run"]
 
 NONFINITE, CLIPPED = 1, 2
 """Bits of ``status``: a group had a number that is NaN or infinite; a group's scale would have been above 448."""
 
 _ONE = 0x3F800000
+_TAU = 0.003
+_POINTS = (4, 6, 8, 10, 12)
 _SIGN = np.uint32(1 << 31)
 
 
@@ -233,3 +238,78 @@ def run(
         root = activity(totals.change, totals.before)
         report = Report(root, totals.change.bits, totals.before.bits, totals.energy.bits)
     return Result(number if job.numbers else None, groups, report, status)
+
+
+def _function_errors(step: int) -> Iterator[str]:
+    """Yield the largest errors of SiLU and GELU over every ``step``-th finite pattern, 16 times as many from 1/16 to 128."""
+    dense = np.arange(0x3D800000, 0x43000000, max(step // 16, 1))
+    bits = np.concatenate([np.arange(0, 1 << 32, step), dense, dense | 1 << 31]).astype(np.uint32)
+    bits = bits[np.isfinite(bits.view(np.float32))]
+    x = bits.view(np.float32).astype(np.float64)
+    yield f"| function | numbers | largest relative error | at | in units of 2^-8 |\n|---|{'---:|' * 4}"
+    for function in (Function.SILU, Function.GELU):
+        exact = reference(x, function)
+        error = np.abs(apply(bits, function).view(np.float32) - exact) / np.maximum(np.abs(exact), 2.0**-126)
+        worst = int(error.argmax())
+        yield f"| {function.name} | {len(x)} | {error[worst]:.2e} | {x[worst]:.6g} | {error[worst] * 2**8:.3f} |"
+
+
+def _differences(tokens: int, layers: Sequence[int]) -> Iterator[str]:
+    """Yield how often scales, codes and choices differ from the software quantiser's on inputs of SmolLM2's projections."""
+    from model import llm
+    from model.sample_text import TEXT
+
+    model = llm.load()
+    wanted = [(layer, name) for layer in layers for name in llm.PROJECTIONS]
+    inputs = llm.capture_inputs(model, model.tokenizer.encode(TEXT)[:tokens], wanted)
+    yield "Subgroups refined otherwise, by fraction bits of the error:"
+    bits = " | ".join(map(str, _POINTS))
+    yield f"| layer | groups | scales | codes | refined | {bits} |\n|---|{'---:|' * (4 + len(_POINTS))}"
+    for (layer, name), x in inputs.items():
+        soft = block_scaled.quantize(x)
+        square = float(np.square(x, dtype=np.float64).mean())
+        mask = autofp6.select_activations(
+            autofp6.subgroup_errors(x, soft), np.zeros(soft.codes.shape[-1] // 4, bool), 4 * _TAU * square
+        ).reshape(-1, SUBGROUPS)
+        limit = np.float32(4 * _TAU * square / float(soft.tensor_scale) ** 2).view(np.uint32)
+        padded = np.pad(x, ((0, 0), (0, -x.shape[1] % PAD)))
+        numbers = multiply(padded.view(np.uint32), np.float32(1 / soft.tensor_scale).view(np.uint32)).reshape(-1, GROUP)
+        shares = []
+        for point in _POINTS:
+            groups = quantise(numbers, refine=True, threshold=int(limit), point=point)
+            chosen = groups.masks[:, None] >> np.arange(SUBGROUPS) & 1 == 1
+            shares.append(float((chosen != mask).mean()))
+        scales = groups.scales != soft.scales.reshape(-1)
+        codes = (groups.codes != soft.codes.reshape(-1, GROUP))[~scales]
+        yield (
+            f"| {layer} {name} | {len(numbers)} | {scales.mean():.1e} | {codes.mean():.1e} | {mask.mean():.3f} | "
+            + " | ".join(f"{share:.1e}" for share in shares)
+            + " |"
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the errors of the activation functions, and how often quantiser and software differ; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m model.ppu",
+        description="Errors of activation functions, and where the quantiser differs from the software's on SmolLM2-135M.",
+    )
+    parser.add_argument(
+        "--step", type=int, default=4093, help="every how manieth binary32 pattern (default: %(default)s)"
+    )
+    parser.add_argument("--tokens", type=int, default=200, help="tokens of the sample text (default: %(default)s)")
+    parser.add_argument("--layers", type=int, nargs="*", default=[0, 11, 29], help="layers (default: 0 11 29)")
+    options = parser.parse_args(arguments)
+    if options.step < 1:
+        parser.error(f"--step must be at least 1, not {options.step}")
+    for line in _function_errors(options.step):
+        print(line)
+    if options.layers:
+        print()
+        for line in _differences(options.tokens, options.layers):
+            print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

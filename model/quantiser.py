@@ -62,7 +62,7 @@ class Groups:
     nonfinite, clipped : ndarray of bool, shape (N,)
         An element was NaN or infinite; the scale would have been larger than 448 (with a shared scale, the same for both groups).
     errors : ndarray of int64, shape (N, 4)
-        Squared errors of subgroups in units of ``2**(2·(E - 10 - POINT))``.
+        Squared errors of subgroups in units of ``2**(2·(E - 10 - point))``.
     """
 
     codes: NDArray[np.uint8]
@@ -117,7 +117,7 @@ def scale_bytes(largest: NDArray[np.uint32]) -> tuple[NDArray[np.uint8], NDArray
     return np.minimum(code, E4M3.max_code).astype(np.uint8), code > E4M3.max_code
 
 
-def aligned_threshold(threshold: int, scales: NDArray[np.uint8]) -> NDArray[np.int64]:
+def aligned_threshold(threshold: int, scales: NDArray[np.uint8], point: int = POINT) -> NDArray[np.int64]:
     """Return a binary32 threshold in the units of each group's errors, rounded down; what is too large becomes the largest error.
 
     Parameters
@@ -125,11 +125,13 @@ def aligned_threshold(threshold: int, scales: NDArray[np.uint8]) -> NDArray[np.i
     threshold : int
         Pattern; the sign is not looked at, and NaN is larger than everything.
     scales : ndarray of uint8
+    point : int
+        Fraction bits of elements.
     """
     significand, exponent = _fields(np.array(threshold & 0x7FFFFFFF, np.uint32))
-    left = exponent - (_BIAS + _FRACTION) + 2 * (_UNIT + POINT) - 2 * scale_exponent(scales)
-    most = (1 << ERROR_BITS) - 1
-    value = np.where(left >= 0, significand << np.clip(left, 0, ERROR_BITS), significand >> np.clip(-left, 0, 62))
+    left = exponent - (_BIAS + _FRACTION) + 2 * (_UNIT + point) - 2 * scale_exponent(scales)
+    most = (1 << ERROR_BITS + 2 * (point - POINT)) - 1
+    value = np.where(left >= 0, significand << np.clip(left, 0, 38), significand >> np.clip(-left, 0, 62))
     return np.minimum(value, most)
 
 
@@ -142,6 +144,7 @@ def quantise(
     weight_masks: NDArray[np.uint8] | None = None,
     slots: int = 2,
     step: Step = "fixed",
+    point: int = POINT,
 ) -> Groups:
     """Quantise groups of 16 numbers to NVFP4 and choose what is refined.
 
@@ -165,6 +168,8 @@ def quantise(
         1 to 4.
     step : {"fixed", "exponent"}
         How much an offset of 1 is: an eighth, or an eighth of the code's power of two.
+    point : int
+        Fraction bits with which errors are computed, 4 to 12; the hardware's by default.
 
     Raises
     ------
@@ -187,12 +192,14 @@ def quantise(
         raise ValueError(f"numbers must be an even number of groups to share scales, not {count}")
     if not 1 <= slots <= SUBGROUPS:
         raise ValueError(f"slots must be from 1 to {SUBGROUPS}, not {slots}")
+    if not 4 <= point <= 12:
+        raise ValueError(f"point must be from 4 to 12, not {point}")
     taken = np.zeros(count, np.uint8) if weight_masks is None else np.asarray(weight_masks, np.uint8)
     if taken.shape != (count,):
         raise ValueError(f"weight_masks must have shape {(count,)}, not {taken.shape}")
 
     magnitude = bits & np.uint32(0x7FFFFFFF)
-    nonfinite = (magnitude > LARGEST).any(axis=1)
+    nonfinite = np.asarray((magnitude > LARGEST).any(axis=1))
     magnitude = np.minimum(magnitude, np.uint32(LARGEST))
     largest = magnitude.max(axis=1)
     if shared:
@@ -202,12 +209,12 @@ def quantise(
 
     # Elements in units of 2**(E - 10): rounded down, and whether that lost anything.
     significand, exponent = _fields(magnitude)
-    distance = _BIAS + _FRACTION - _UNIT - POINT + e - exponent
+    distance = _BIAS + _FRACTION - _UNIT - point + e - exponent
     value, lost = _shifted(significand, distance)
-    beyond = distance < _FRACTION + 1 - INTEGER - POINT
-    value, lost = np.where(beyond, (1 << INTEGER + POINT) - 1, value), lost | beyond
-    quarters = value >> POINT - 2
-    more = lost | (value & ((1 << POINT - 2) - 1) != 0)
+    beyond = distance < _FRACTION + 1 - INTEGER - point
+    value, lost = np.where(beyond, (1 << INTEGER + point) - 1, value), lost | beyond
+    quarters = value >> point - 2
+    more = lost | (value & ((1 << point - 2) - 1) != 0)
     level = np.zeros(bits.shape, np.int64)
     for code, middle in enumerate(MIDPOINTS):
         above = quarters >= middle * m
@@ -216,15 +223,15 @@ def quantise(
     live = scales != 0
     codes = (level | (bits >> np.uint32(31)).astype(np.int64) << 3) * live[:, None]
 
-    rest = value - (_DOUBLED[level] * m << POINT - 1)
-    residue = np.minimum(np.abs(rest), (1 << RESIDUE + POINT) - 1)
+    rest = value - (_DOUBLED[level] * m << point - 1)
+    residue = np.minimum(np.abs(rest), (1 << RESIDUE + point) - 1)
     errors = (residue**2).reshape(count, SUBGROUPS, SUBGROUP).sum(axis=2)
 
     masks = np.zeros(count, np.uint8)
     offsets = np.zeros(bits.shape, np.int64)
     if refine:
         free = (taken[:, None] >> np.arange(SUBGROUPS) & 1) == 0
-        passes = free & live[:, None] & (errors > aligned_threshold(threshold, scales)[:, None])
+        passes = free & live[:, None] & (errors > aligned_threshold(threshold, scales, point)[:, None])
         room = slots - (~free).sum(axis=1)
         rank = np.zeros(errors.shape, np.int64)
         for i in range(SUBGROUPS):
@@ -234,7 +241,7 @@ def quantise(
                     rank[:, i] += passes[:, j] & before
         chosen = passes & (rank < room[:, None])
         masks = (chosen << np.arange(SUBGROUPS)).sum(axis=1).astype(np.uint8)
-        half = m << POINT - 4
+        half = m << point - 4
         if step == "exponent":
             half = half << np.maximum((level >> E2M1.mantissa_bits) - E2M1.bias, 0)
         # Exactly: what rounding down lost makes an element larger than its value says.

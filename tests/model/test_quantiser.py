@@ -191,6 +191,8 @@ def test_bad_input_is_named():
         quantise(x, shared=True)
     with pytest.raises(ValueError, match=r"^slots must be from 1 to 4, not 5$"):
         quantise(x, slots=5)
+    with pytest.raises(ValueError, match=r"^point must be from 4 to 12, not 13$"):
+        quantise(x, point=13)
     with pytest.raises(ValueError, match=r"^weight_masks must have shape \(3,\), not \(2,\)$"):
         quantise(x, weight_masks=np.zeros(2, np.uint8))
     with pytest.raises(ValueError, match=r"^step must be one of fixed, exponent, not 'some'$"):
