@@ -41,7 +41,7 @@ CONFIGS = {
     "4 columns, 128 bits": (engine(2, 4, accumulators=32), bus(128)),
     "16 columns, 32 bits": (engine(1, 16), bus(32)),
     "24 columns, 32 bits, many masks": (engine(1, 24, accumulators=64), bus(32, max_burst=1, outstanding=1)),
-    "5 columns, 1024 bits": (engine(2, 5), bus(1024)),
+    "5 columns, 256 bits": (engine(2, 5), bus(256)),
 }
 
 
@@ -359,13 +359,13 @@ def test_masks_of_several_words_and_tiles_without_anything(seed):
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("outputs", [1, 4, 40])
+@pytest.mark.parametrize("outputs", [1, 5, 40])
 def test_a_unit_with_a_pipeline_never_waits_for_ever(rows, outputs, seed):
     # Rows of a beat: what is added is wanted several rows ahead of what is compared.
     config, dma = CONFIGS["4 columns, 128 bits"]
-    tiles = [Tile(rows, outputs, 256 * n, 160, 64 * n, 32, n) for n in range(6 if outputs < 40 else 3)]
+    tiles = [Tile(rows, outputs, 256 * n, 160, 64 * n, 32, n) for n in range(5 if outputs < 40 else 2)]
     for stalls in ({}, {"r": 0.5, "a": 0.5}):
-        run = Run(config, dma, tiles, bulk=plain(random.Random(seed), 20), stalls=stalls, coupled=True)
+        run = Run(config, dma, tiles, bulk=plain(random.Random(seed), 12), stalls=stalls, coupled=True)
         assert run.check() > 0
 
 
@@ -373,8 +373,8 @@ def test_a_stream_that_nobody_takes_holds_up_neither_its_neighbours_nor_the_othe
     config, dma = CONFIGS["4 columns, 128 bits"]
     # A row has more words than there is room for.
     most = 2 * config.columns * config.max_n
-    tiles = [Tile(8, most, 0, 512, 4096, 512, 9)] * 2
-    assert 8 * most * 4 > 64 * dma.beat_bytes
+    tiles = [Tile(5, most, 0, 512, 4096, 512, 9)] * 2
+    assert 5 * most * 4 > 64 * dma.beat_bytes
     bulk = plain(random.Random(seed), 40)
     for silent in [("residual",), ("previous", "weight_mask"), ARRAYS]:
         run = Run(config, dma, tiles, bulk=bulk, stalls=dict.fromkeys(silent, 1.0), ends=True, seed=seed)
@@ -396,7 +396,7 @@ def test_requests_of_two_users_go_by_turns():
 
 
 @pytest.mark.parametrize("code", [SLVERR, DECERR])
-@pytest.mark.parametrize("name", ["3 columns, 64 bits", "5 columns, 1024 bits"])
+@pytest.mark.parametrize("name", ["3 columns, 64 bits", "5 columns, 256 bits"])
 def test_errors_are_reported_and_give_zeros(name, code, seed):
     config, dma = CONFIGS[name]
     rng = random.Random(f"{seed} {name} {code}")
@@ -504,10 +504,10 @@ def campaign(seed):
     assert 1 in run.order[:4]
     tiles = [Tile(2, 65, 16, 512, 4096, 512, 9), Tile(1, 3, (1 << SPACE) + 64, 64, 0, 0, 30), Tile(3, 9, 48, 64)]
     fails = {2048: DECERR, 4096: SLVERR}
-    for stalls in (STALLS["all"], STALLS["slow readers"], {"weight_mask": 0.97, "word": 0.5}, {"done": 0.7}):
-        Run(config, dma, tiles * 2, bulk=plain(rng, 12), stalls=stalls, fails=fails, seed=seed).check()
+    for stalls in ({**STALLS["all"], "weight_mask": 0.95}, {"done": 0.7, **STALLS["slow readers"]}):
+        Run(config, dma, tiles * 2, bulk=plain(rng, 10), stalls=stalls, fails=fails, seed=seed).check()
     config, dma = CONFIGS["24 columns, 32 bits, many masks"]
-    sizes = [200, 1, 33, 300, 129]
+    sizes = [200, 1, 33, 140]
     tiles = [Tile(2, size, next_mask=100 * size) for size in sizes]
     Run(config, dma, tiles, stalls={"weight_mask": 0.5}, seed=seed).check()
     config, dma = engine(2, 4, accumulators=32), bus(128)
@@ -522,6 +522,6 @@ def test_the_campaign_passes_without_a_bug():
 def test_bugs_are_caught(bug, monkeypatch):
     source, before, after = BUGS[bug]
     monkeypatch.setattr(hdl.side_reader, source.__name__, changed(source, (before, after)))
-    monkeypatch.setattr(Run, "LIMIT", 3_000)
+    monkeypatch.setattr(Run, "LIMIT", 2_000)
     with pytest.raises((AssertionError, KeyError)):
         campaign(3)
