@@ -42,6 +42,7 @@ MAX_ROWS = (1 << 24) - 1
 """Most rows of activations, and of weights."""
 CHUNK = 32
 """Most vectors of a row that are requested together."""
+MAGIC = 0x4D455541
 
 
 class Mode(IntEnum):
@@ -414,7 +415,19 @@ def _registers() -> RegisterMap:
         "autoematic",
         "the AutoEMatic accelerator",
         (
-            plain("id", 0x00, "what this is", Field("magic", 0, 32, "ro", "0x4D455541, the letters AUEM")),
+            plain(
+                "id",
+                0x00,
+                "what this is",
+                Field(
+                    "magic",
+                    0,
+                    32,
+                    "ro",
+                    "constant",
+                    enumerators=(Enumerator("autoematic", MAGIC, f"0x{MAGIC:08X}, the letters AUEM"),),
+                ),
+            ),
             plain(
                 "array",
                 0x04,
@@ -522,5 +535,3 @@ def _registers() -> RegisterMap:
 
 REGISTERS = _registers()
 """The register map, with descriptor and record."""
-
-MAGIC = 0x4D455541
