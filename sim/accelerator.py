@@ -28,7 +28,7 @@ from model.accelerator import (
     Mode,
     Record,
 )
-from model.autofp6 import Refined
+from model.autofp6 import OFFSET_BITS, Refined
 from model.block_scaled import BlockScaled
 from model.formats import E2M1, scale_exponent, scale_significand
 from model.llm import PROJECTIONS, layer_tensors, load
@@ -100,7 +100,8 @@ class Gemm:
     Attributes
     ----------
     a, w : BlockScaled, Refined or Operands
-        Activations [M, K] and weights [N, K]: tensors of the model, or rows as they are stored, leading axes (rows, KV).
+        Activations [M, K] and weights [N, K]: tensors of the model, or rows as they are stored, leading axes (rows, KV), which are taken as they are.
+        Offsets count in AutoFP6 mode alone.
     mode : Mode
     out : {"raw", "fp32"}
         Exact sums as integers, or numbers in FP32.
@@ -117,6 +118,40 @@ class Gemm:
     scale: float | None = None
     tiles: tuple[int, int, int] | None = None
 
+    def check(self, config: AcceleratorConfig) -> None:
+        """Refuse tensors whose product the hardware does not compute; stored rows pass.
+
+        Raises
+        ------
+        TypeError
+            An operand is no tensor.
+        ValueError
+            A tensor is not NVFP4 or has not two axes, its offsets are not those of the hardware, or its pairs of groups have not the
+            one scale that AutoFP2 mode reads.
+        """
+        if self.mode not in tuple(Mode):
+            raise ValueError(f"mode must be one of {', '.join(mode.name for mode in Mode)}, not {self.mode!r}")
+        for name, operand in (("a", self.a), ("w", self.w)):
+            if isinstance(operand, Operands):
+                continue
+            if not isinstance(operand, BlockScaled | Refined):
+                kind = type(operand).__name__
+                raise TypeError(
+                    f"{name} must be BlockScaled, Refined or Operands, not {kind}; see block_scaled.quantize"
+                )
+            base = _base(operand)
+            if base.element != E2M1:
+                raise ValueError(f"{name} must be NVFP4 (E2M1), not {base.element.name}")
+            if base.codes.ndim != 2:
+                raise ValueError(f"{name} must have two axes, not shape {(*base.codes.shape[:-1], base.length)}")
+            if isinstance(operand, Refined) and self.mode == Mode.AUTOFP6:
+                if operand.bits != OFFSET_BITS:
+                    raise ValueError(f"bits of {name} must be {OFFSET_BITS}, as in hardware, not {operand.bits}")
+                if operand.step != config.step:
+                    raise ValueError(f"step of {name} must be {config.step}, as in hardware, not {operand.step}")
+            if name == "a" and self.mode == Mode.AUTOFP2 and config.scaling == "pair":
+                _check_pairs(base)
+
     def stored(self, lanes: int) -> tuple[Operands, Operands]:
         """Return both operands as rows of whole vectors.
 
@@ -127,9 +162,11 @@ class Gemm:
         """
         a, w = self.a, self.w
         if not isinstance(a, Operands) and not isinstance(w, Operands):
-            lengths = [(x.base if isinstance(x, Refined) else x).length for x in (a, w)]
+            lengths = [_base(x).length for x in (a, w)]
             if lengths[0] != lengths[1]:
                 raise ValueError(f"a and w must have the same K, not {lengths[0]} and {lengths[1]}")
+        if self.mode != Mode.AUTOFP6:
+            a, w = (_base(x) if isinstance(x, Refined) else x for x in (a, w))
         return _stored("a", a, lanes), _stored("w", w, lanes)
 
     @property
@@ -140,8 +177,27 @@ class Gemm:
         scale = 1.0
         for x in (self.a, self.w):
             if not isinstance(x, Operands):
-                scale *= float((x.base if isinstance(x, Refined) else x).tensor_scale)
+                scale *= float(_base(x).tensor_scale)
         return scale
+
+
+def _base(tensor: BlockScaled | Refined) -> BlockScaled:
+    return tensor.base if isinstance(tensor, Refined) else tensor
+
+
+def _check_pairs(a: BlockScaled) -> None:
+    """Raise ValueError if a group that counts has not the scale of the even one beside it."""
+    pairs = a.scales.reshape(len(a.codes), -1, 2)
+    odd = a.codes.reshape(*pairs.shape, GROUP)[:, :, 1]
+    # Without its sign bit a code of zero is 0, whatever the scale.
+    wrong = np.argwhere((pairs[..., 0] != pairs[..., 1]) & (odd & 7).any(axis=-1))
+    if len(wrong):
+        row, pair = (int(i) for i in wrong[0])
+        even, other = (int(scale) for scale in pairs[row, pair])
+        raise ValueError(
+            f"a must have one scale for both groups of a pair in AutoFP2 mode with pair scaling, not {even:#04x} and {other:#04x} "
+            f"for groups {2 * pair} and {2 * pair + 1} of row {row}: use block_scaled.quantize(x, shared_groups=2)"
+        )
 
 
 def _stored(name: str, operand: BlockScaled | Refined | Operands, lanes: int) -> Operands:
@@ -306,6 +362,10 @@ class Accelerator:
         waves: bool = False,
         **parameters: Any,
     ) -> None:
+        known = [field.name for field in dataclasses.fields(AcceleratorConfig)]
+        for name in parameters:
+            if name not in known:
+                raise TypeError(f"{name} is no parameter; those of the accelerator are {', '.join(known)}")
         self.config: AcceleratorConfig = config_of("accelerator", **parameters)
         read, write = (latency, latency) if isinstance(latency, int) else latency
         self.timing = Timing(read, write, stalls, seed)
@@ -326,14 +386,18 @@ class Accelerator:
 
         Raises
         ------
-        ValueError
-            Sizes do not fit each other, K does not fit the banks, or tiles do not fit a descriptor.
+        ValueError, TypeError
+            Operands are not as :meth:`Gemm.check` says, sizes do not fit each other, K does not fit the banks, or tiles do not fit a descriptor.
         """
         config = self.config
+        product.check(config)
         a, w = product.stored(config.lanes)
         (m, kv), n = a.codes.shape[:2], len(w.codes)
         if w.codes.shape[1] != kv:
             raise ValueError(f"a and w must have the same number of K-vectors, not {kv} and {w.codes.shape[1]}")
+        for name, operand in (("a", a), ("w", w)):
+            if not len(operand.codes):
+                raise ValueError(f"{name} must have at least one row, not shape {operand.codes.shape}")
         if product.out not in ("raw", "fp32"):
             raise ValueError(f"out must be raw or fp32, not {product.out!r}")
         mode, kind = Mode(product.mode), Format.RAW if product.out == "raw" else Format.FP32
@@ -341,6 +405,12 @@ class Accelerator:
             raise ValueError("mode must be one that the configuration has, not AUTOFP6")
         found = plan(config, mode, m, n, kv * config.lanes)
         if product.tiles is not None:
+            if not (
+                isinstance(product.tiles, Sequence)
+                and len(product.tiles) == 3
+                and all(isinstance(size, int | np.integer) for size in product.tiles)
+            ):
+                raise ValueError(f"tiles must be three integers, not {product.tiles}")
             # What a descriptor can say, the hardware checks.
             for name, size in zip(("tile_m", "tile_n", "segment"), product.tiles, strict=True):
                 if not 0 <= size <= 0xFFFF:
@@ -389,7 +459,7 @@ class Accelerator:
         Raises
         ------
         ValueError
-            No round, or too many.
+            No round, or too many, or the memory is too small.
         AcceleratorError
             The interrupt did not come, a register has not the value that it must have, or something else was written.
         """
@@ -397,6 +467,8 @@ class Accelerator:
         if not 1 <= rounds <= most:
             raise ValueError(f"rounds must be from 1 to {most} for {len(descriptors)} descriptors, not {rounds}")
         queue = image.queue(descriptors)
+        if len(image) > self.harness.size:
+            raise ValueError(f"memory must be at least {len(image)} bytes for these products, not {self.harness.size}")
         count = len(descriptors) * rounds
         offset = {register.name: register.offset for register in REGISTERS.registers}
         write, read = Command.write, Command.read
@@ -464,11 +536,18 @@ class Accelerator:
 
         Raises
         ------
+        TypeError
+            What is given are no products, or a product's operand is no tensor.
         ValueError
-            No products, or their sizes do not fit each other, the banks or the memory.
+            No products, they are not as :meth:`Gemm.check` says, or their sizes do not fit each other, the banks or the memory.
         AcceleratorError
             The hardware failed.
         """
+        if isinstance(products, Gemm):
+            raise TypeError("products must be a sequence of Gemm, not one: [product]")
+        for product in products:
+            if not isinstance(product, Gemm):
+                raise TypeError(f"products must be a sequence of Gemm, not one with a {type(product).__name__}")
         if not products:
             raise ValueError("products must be at least one")
         image = self.image(rng)
