@@ -240,7 +240,7 @@ def some_job(rng, k):
         values = patterns(rng.standard_normal((rows, width)) * 4)
     scale = 2.0 ** rng.integers(-30, -4) if integers else 1.0
     if k % 11 == 5:
-        scale = rng.choice([1e-38, 1e-44, 1e30, 3e38])
+        scale = rng.choice([1e-38, 1e-44, 1e30, 1.7e38])
     flags = {
         name: bool(rng.random() < share)
         for name, share in {
