@@ -181,9 +181,12 @@ class Accelerator(wiring.Component):
         cycle = Signal(32)
         m.d.sync += cycle.eq(cycle + 1)
 
+        products = Signal(range(_MOST_PRODUCTS + 1))
+
         # The queue has the read engine while the loader is idle.
         m.d.comb += [
             queue.loading.eq(loader.busy),
+            queue.ended.eq(~(products.any() | recorder.busy)),
             queue.cycle.eq(cycle),
             loader.job.eq(queue.job),
             loader.start.eq(queue.start),
@@ -226,7 +229,6 @@ class Accelerator(wiring.Component):
 
         # Ends. All that a product raised is there when nothing of it is on its way.
         quiet = Signal()
-        products = Signal(range(_MOST_PRODUCTS + 1))
         # A tile without an address has no rows for the output stage.
         beyond, output_error = Signal(), Signal(2)
         with m.If(sends & token.starts & token.output.beyond):

@@ -48,6 +48,8 @@ def _is(value: Value, number: int) -> Value:
 class DescriptorCheck(wiring.Component):
     """Check a descriptor as :func:`model.accelerator.check` does, and take from it what the loader needs; latency 2.
 
+    ``fence`` is not the loader's business.
+
     Members
     -------
     descriptor : In(DESCRIPTOR)
@@ -159,6 +161,8 @@ class DescriptorQueue(wiring.Component):
         A descriptor was taken from the ring and the loader has not ended it.
     loading : In(1)
         The loader is busy.
+    ended : In(1)
+        All products that were started have ended, and their records are written.
     start : Out(1)
         The loader may begin with what the following say; they hold until the next.
     job : Out(job)
@@ -184,6 +188,7 @@ class DescriptorQueue(wiring.Component):
                 "fetching": Out(1),
                 "busy": Out(1),
                 "loading": In(1),
+                "ended": In(1),
                 "start": Out(1),
                 "job": Out(job_layout(config)),
                 "code": Out(8),
@@ -252,7 +257,7 @@ class DescriptorQueue(wiring.Component):
                     m.next = "check"
             with m.State("check"):
                 m.next = "compare"
-            with m.State("compare"):
+            with m.State("compare"), m.If(~check.descriptor.fence | self.ended):
                 m.next = "start"
             with m.State("start"):
                 m.d.comb += self.start.eq(1)

@@ -44,6 +44,10 @@ CHUNK = 32
 """Most vectors of a row that are requested together."""
 
 
+_FENCE = 2
+"""Bit of the word of flags."""
+
+
 class Mode(IntEnum):
     """Precision of a product."""
 
@@ -227,6 +231,8 @@ class Descriptor:
     out : int
         Address of the output, row by row.
     out_stride : int
+    fence : bool
+        Nothing of its operands is read before all products before it have ended and their records are written.
     """
 
     mode: int
@@ -242,6 +248,7 @@ class Descriptor:
     out: int
     out_stride: int
     out_scale: int = 0x3F800000
+    fence: bool = False
 
     _WORDS = struct.Struct("<IIIIHHIII9Q9I13I")
 
@@ -268,7 +275,8 @@ class Descriptor:
             *(a.codes_stride, a.scales_stride, a.masks_stride, a.offsets_stride),
             *(w.codes_stride, w.scales_stride, w.masks_stride, w.offsets_stride),
             self.out_stride,
-            *[0] * 13,
+            _FENCE * self.fence,
+            *[0] * 12,
         )
 
 
@@ -310,9 +318,9 @@ def check(config: AcceleratorConfig, octets: bytes) -> ErrorCode:
     if len(octets) != DESCRIPTOR_BYTES:
         raise ValueError(f"octets must be {DESCRIPTOR_BYTES}, not {len(octets)}")
     control, m, n, k, tile_m, tile_n, segment, scale, zero, *rest = Descriptor._WORDS.unpack(octets)
-    addresses, strides, spare = rest[:9], rest[9:18], rest[18:]
+    addresses, strides, flags, spare = rest[:9], rest[9:18], rest[18], rest[19:]
     mode, kind = control & 3, control >> 4 & 3
-    if control >> 6 or control >> 2 & 3 or segment >> 16 or zero or any(spare):
+    if control >> 6 or control >> 2 & 3 or segment >> 16 or zero or flags & ~_FENCE or any(spare):
         return ErrorCode.RESERVED
     if mode == 3 or (mode == Mode.AUTOFP6 and config.refinement == "none"):
         return ErrorCode.MODE
@@ -376,6 +384,7 @@ def _descriptor() -> Structure:
         Member(f"{name}_stride", 832 + 32 * i, 32, f"bytes from a row to the next, {text}")
         for i, (name, text) in enumerate(arrays)
     ]
+    members.append(Member("fence", 1121, 1, "begin when all products before have ended and their records are written"))
     return Structure("descriptor", 0, DESCRIPTOR_BYTES, PITCH, "one product, written by software", tuple(members))
 
 

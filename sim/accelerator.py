@@ -108,6 +108,8 @@ class Gemm:
         What FP32 results are multiplied by beside the unit of the sums; by default the product of the tensor scales, for stored rows 1.
     tiles : (int, int, int), optional
         ``tile_m``, ``tile_n`` and ``segment``, chosen by :func:`sim.image.plan` by default.
+    fence : bool
+        Begin when all products before have ended.
     """
 
     a: BlockScaled | Refined | Operands
@@ -116,6 +118,7 @@ class Gemm:
     out: Literal["raw", "fp32"] = "raw"
     scale: float | None = None
     tiles: tuple[int, int, int] | None = None
+    fence: bool = False
 
     def stored(self, lanes: int) -> tuple[Operands, Operands]:
         """Return both operands as rows of whole vectors.
@@ -352,7 +355,8 @@ class Accelerator:
         if kind == Format.FP32 and not np.isfinite(scale):
             raise ValueError(f"scale must be finite in FP32 with the unit of the sums, not {product.tensor_scale}")
         bits = int(scale.view(np.uint32)) if kind == Format.FP32 else 0
-        return *image.store_product(mode, kind, a, w, found, bits), found
+        descriptor, output = image.store_product(mode, kind, a, w, found, bits)
+        return dataclasses.replace(descriptor, fence=product.fence), output, found
 
     def play(
         self,

@@ -148,6 +148,7 @@ def test_a_field_stands_in_its_place_little_endian_and_nowhere_else(name, offset
 def test_mode_and_format_share_the_first_byte():
     assert changed(ZERO, mode=2, format=1).pack() == bytes([0x12]) + bytes(191)
     assert changed(ZERO, mode=1).pack() == bytes([0x01]) + bytes(191)
+    assert changed(ZERO, fence=True).pack() == bytes(140) + b"\2" + bytes(51)
 
 
 def good(config, **values):
@@ -193,10 +194,12 @@ def test_a_single_fault_gives_its_code(expected, values):
 
 
 def test_every_bit_without_a_meaning_is_reserved():
-    used = {8 * offset + bit for _, offset, size in FIELDS for bit in range(8 * size)} | {0, 1, 4, 5}
+    fence = 8 * 140 + 1
+    used = {8 * offset + bit for _, offset, size in FIELDS for bit in range(8 * size)} | {0, 1, 4, 5, fence}
     octets = good(CONFIG).pack()
     spare = [bit for bit in range(8 * 192) if bit not in used]
-    assert len(spare) == 28 + 16 + 32 + 13 * 32
+    assert len(spare) == 28 + 16 + 32 + 13 * 32 - 1
+    assert check(CONFIG, flipped(octets, 140, 1)) == ErrorCode.OK
     for bit in spare:
         assert check(CONFIG, flipped(octets, bit // 8, bit % 8)) == ErrorCode.RESERVED
 
@@ -405,6 +408,7 @@ def test_members_of_the_descriptor_are_the_fields_of_the_page():
     assert table.pop("mode") == (0, 2)
     assert table.pop("format") == (4, 2)
     assert table.pop("segment") == (160, 16)
+    assert table.pop("fence") == (8 * 140 + 1, 1)
     listed = {name.replace(".", "_"): (8 * offset, 8 * size) for name, offset, size in FIELDS if name != "segment"}
     assert table == listed
     assert json.loads(to_json(REGISTERS))["structures"][0]["members"][2]["name"] == "m"
