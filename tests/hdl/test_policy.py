@@ -176,7 +176,7 @@ def differing(block, events, form):
 @pytest.mark.parametrize(
     ("form", "count", "layers"),
     [
-        (SMALL, 900, 12),
+        (SMALL, 600, 12),
         (PolicyFormat(), 60, 34),
         (PolicyFormat(integer_bits=12, fraction_bits=14, count_bits=4, level_slots=5), 60, 16),
     ],
@@ -295,7 +295,7 @@ def first_difference(unit, events, rng):
 
 def test_words_wait_and_requests_end_in_mid_work(seed):
     rng = np.random.default_rng(seed)
-    events = requests(rng, SMALL, 25, 8)
+    events = requests(rng, SMALL, 15, 8)
     assert first_difference(PolicyUnit(SMALL), events, rng) is None
 
 
