@@ -19,7 +19,7 @@ from hdl.post_output import PostStage
 from hdl.registers import Interrupt, RegisterBank
 from hdl.side_reader import ReadShare
 from hdl.tile_engine import TileEngine
-from model.accelerator import MAGIC, RECORD_BYTES, RECORD_OFFSET, AcceleratorConfig, ErrorCode, registers_of
+from model.accelerator import MAGIC, RECORD_BYTES, RECORD_OFFSET, AcceleratorConfig, ErrorCode, Mode, registers_of
 from model.dma import DmaStatus
 from model.policy import PolicyFormat
 
@@ -180,9 +180,7 @@ class Accelerator(wiring.Component):
         m.submodules.loader = loader = Loader(config)
         m.submodules.engine = engine = TileEngine(config.engine)
         output: Any = (
-            PostStage(config)
-            if config.ppu
-            else OutputStage(config.engine, config.data_width, config.address_width)
+            PostStage(config) if config.ppu else OutputStage(config.engine, config.data_width, config.address_width)
         )
         m.submodules.output = output
         m.submodules.recorder = recorder = Recorder(config)
@@ -260,7 +258,10 @@ class Accelerator(wiring.Component):
             m.d.comb += read_error.eq(output.read_error)
             code = Mux(read_error.any(), READ_BASE + read_error, code)
             fails |= read_error.any()
-            raised = output.status
+            command = token.tile.command
+            refines = command.refine_en if config.refinement != "none" else Const(0, 1)
+            ran = Mux(command.mode_nvfp4, Mux(refines, Mode.AUTOFP6, Mode.NVFP4), Mode.AUTOFP2)
+            raised = Cat(output.status, Mux(recorder.end.payload.code.any(), 0, ran))
             posting = Signal()
             with m.If(sends & token.starts):
                 m.d.sync += posting.eq(token.output.post)

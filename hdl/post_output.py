@@ -1,6 +1,6 @@
 """Output stage with post-processing: rows of sums through a `hdl.ppu.Ppu` to numbers and groups in memory (docs/ppu.md)."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from amaranth.hdl import Cat, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
@@ -206,7 +206,8 @@ class PostOutput(wiring.Component):
         wiring.connect(m, ppu.group, groups.group)
         for name in ("residual", "previous", "weight_mask"):
             wiring.connect(m, getattr(side, name), getattr(ppu, name))
-        for number, writer in enumerate((numbers, groups)):
+        writers: list[Any] = [numbers, groups]
+        for number, writer in enumerate(writers):
             wiring.connect(m, writer.request, share.user_request[number])
             wiring.connect(m, writer.word, share.user_word[number])
             wiring.connect(m, share.user_done[number], writer.done)

@@ -7,9 +7,9 @@ from enum import IntEnum
 from model.activation import Function
 from model.block_scaled import PAD
 from model.dma import DmaConfig
+from model.pe import OFFSET_BYTES
 from model.policy import LEVEL_BITS, PolicyConfig, PolicyFormat, PolicySettings
 from model.ppu import PpuConfig
-from model.pe import OFFSET_BYTES
 from model.registers import REGISTER_BYTES, Enumerator, Field, Member, Register, RegisterMap, Structure
 from model.tile_engine import EngineConfig
 
@@ -357,6 +357,8 @@ class Record:
         Clock cycles from when it was fetched to when its last output was written, modulo 2³².
     activity, energy : int
         What the post-processing unit reported of a product that ended well, as binary32 patterns; otherwise 0.
+    mode : int
+        With ``ppu``, the mode in which it ended well; otherwise 0.
     """
 
     code: ErrorCode
@@ -365,12 +367,13 @@ class Record:
     cycles: int
     activity: int = 0
     energy: int = 0
+    mode: int = 0
 
     @classmethod
     def unpack(cls, octets: bytes) -> "Record":
         """Read a record's 16 bytes."""
-        code, *rest = struct.unpack("<BBHIII", octets)
-        return cls(ErrorCode(code), *rest)
+        code, status, number, cycles, activity, energy = struct.unpack("<BBHIII", octets)
+        return cls(ErrorCode(code), status & 0x3F, number, cycles, activity, energy, status >> 6)
 
 
 def mode_of(precision: int) -> Mode:
@@ -867,6 +870,7 @@ def _ppu_registers() -> RegisterMap:
     numbers = (
         Member("nonfinite", 12, 1, "a group had a number that is infinite or none"),
         Member("clipped", 13, 1, "a group's scale would have been above 448"),
+        Member("mode", 14, 2, "the mode that it ran in, 0 if it ended with an error"),
         Member("activity", 64, 32, "activity of the layer, an FP32 number, if it was reported"),
         Member("energy", 96, 32, "sum of squares of the numbers that made groups, an FP32 number, if it was reported"),
     )
