@@ -147,6 +147,7 @@ class GroupWriter(wiring.Component):
     """
 
     throughput: ClassVar[str] = "1 group or 1 word per cycle"
+    latency: ClassVar[int] = 5
 
     def __init__(self, config: EngineConfig, dma: DmaConfig):
         self._config, self._dma = config, dma

@@ -9,11 +9,13 @@ from amaranth.lib.wiring import In, Out
 from hdl.dma import request_layout, word_layout
 from hdl.group_writer import GroupWriter
 from hdl.job import ARRAYS, advanced, place_bits, post_layout
+from hdl.lib.fp32 import Float
 from hdl.lib.streams import StreamBuffer
+from hdl.lib.verilog import lint_unused
 from hdl.number_writer import NumberWriter, WriteShare
 from hdl.output import RawOutput, output_tile_layout
 from hdl.pe import ResultWord
-from hdl.ppu import Ppu, ppu_beat_layout, report_layout
+from hdl.ppu import Ppu, ppu_beat_layout
 from hdl.reorder import ReorderBuffer, row_layout
 from hdl.side_reader import SideReader
 from model.accelerator import MAX_ROWS, POST_ARRAYS, AcceleratorConfig
@@ -22,6 +24,9 @@ from model.vmac import GROUP
 __all__ = ["Front", "PostOutput", "PostStage", "post_tile_layout"]
 
 _HALF = 32
+
+kept_layout = data.StructLayout({"activity": Float, "energy": Float})
+"""What is kept of a report."""
 
 
 def post_tile_layout(config: AcceleratorConfig) -> data.StructLayout:
@@ -141,7 +146,7 @@ def _members(config: AcceleratorConfig) -> dict[str, wiring.Member]:
         "error": Out(2),
         "read_error": Out(2),
         "status": Out(2),
-        "report": Out(report_layout),
+        "report": Out(kept_layout),
         "reported": Out(1),
         "observe": Out(1),
     }
@@ -176,7 +181,7 @@ class PostOutput(wiring.Component):
         The first status of a write, of a read, that was not 0.
     status : Out(2)
         {clipped, nonfinite}
-    report : Out(report_layout)
+    report : Out({activity, energy})
     reported : Out(1)
         There was one since ``clear``.
     observe : Out(1)
@@ -229,6 +234,7 @@ class PostOutput(wiring.Component):
         m.submodules.tiles = tiles = StreamBuffer(layout)
         wiring.connect(m, wiring.flipped(self.tile), tiles.input)
         tile = tiles.output.payload
+        Value.cast(tile).attrs.update(lint_unused("formats and weight vectors do not matter here"))
         places = {name: Signal(place_bits(config), name=f"{name}_place") for name in POST_ARRAYS}
         rows_left = Signal((config.rows * config.max_m).bit_length())
         real, taken = Signal(), Signal()
@@ -305,9 +311,10 @@ class PostOutput(wiring.Component):
         for user in (numbers, groups, side):
             m.d.comb += [user.tile.payload.rows.eq(tile.rows), user.tile.payload.outputs.eq(tile.outputs)]
 
+        Value.cast(ppu.report.payload).attrs.update(lint_unused("both sums of the activity stay here"))
         m.d.comb += ppu.report.ready.eq(1)
         with m.If(ppu.report.valid):
-            m.d.sync += self.report.eq(ppu.report.payload)
+            m.d.sync += [getattr(self.report, n).eq(getattr(ppu.report.payload, n)) for n in kept_layout.members]
         with m.If(ppu.report.valid | self.clear):
             m.d.sync += self.reported.eq(ppu.report.valid)
         m.d.comb += [
@@ -357,8 +364,8 @@ class PostStage(wiring.Component):
         m = Module()
         config = self._config
         m.submodules.reorder = reorder = ReorderBuffer(config.engine)
-        m.submodules.raw = raw = RawOutput(config.engine, config.dma)
-        m.submodules.post = post = PostOutput(config)
+        m.submodules.raw_output = raw = RawOutput(config.engine, config.dma)
+        m.submodules.post_output = post = PostOutput(config)
         for inner, outer in zip(reorder.result, self.result, strict=True):
             wiring.connect(m, wiring.flipped(outer), inner)
         for name in ("block", "read_request", "read_word", "read_done"):

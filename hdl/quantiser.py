@@ -18,7 +18,7 @@ from model.formats import E2M1, E4M3
 from model.quantiser import ERROR_BITS, INTEGER, MIDPOINTS, POINT, RESIDUE
 from model.vmac import GROUP, SUBGROUP, SUBGROUPS, check_choice
 
-__all__ = ["Quantiser", "group_layout", "pair_layout"]
+__all__ = ["Quantiser", "Selection", "group_layout", "pair_layout"]
 
 _FRACTION, _BIAS = 23, 127
 _MAGNITUDE = 31
@@ -71,6 +71,53 @@ def _right(m: Module, value: Value, distance: Value, name: str) -> tuple[Value, 
         m.d.comb += moved.eq(Mux(distance[step], value >> (1 << step), value))
         value, lost = moved, lost | (distance[step] & gone)
     return value, lost
+
+
+class Selection(wiring.Component):
+    """Choose the subgroups of largest error among those that are above a limit and free; combinational.
+
+    Parameters
+    ----------
+    slots : int
+        Subgroups that are refined at most, those of the weight included.
+
+    Members
+    -------
+    enable : In(1)
+    errors : In(ERROR_BITS), one per subgroup
+    limit : In(ERROR_BITS)
+    taken : In(4)
+        Subgroups that the weight refines.
+    chosen : Out(4)
+        Never one that is taken, and never more than the slots that are left; of equal errors those of lower index.
+    """
+
+    def __init__(self, slots: int):
+        self._slots = slots
+        super().__init__(
+            {
+                "enable": In(1),
+                "errors": In(ERROR_BITS).array(SUBGROUPS),
+                "limit": In(ERROR_BITS),
+                "taken": In(SUBGROUPS),
+                "chosen": Out(SUBGROUPS),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """Compare each with each, and count those that come before."""
+        m = Module()
+        errors = list(self.errors)
+        passes = Signal(SUBGROUPS)
+        m.d.comb += passes.eq(
+            Cat(error > self.limit for error in errors) & ~self.taken & self.enable.replicate(SUBGROUPS)
+        )
+        beats = {(i, j): errors[i] >= errors[j] for i in range(SUBGROUPS) for j in range(i + 1, SUBGROUPS)}
+        used = tree_sum(list(self.taken))
+        for i in range(SUBGROUPS):
+            before = [passes[j] & (~beats[i, j] if i < j else beats[j, i]) for j in range(SUBGROUPS) if j != i]
+            m.d.comb += self.chosen[i].eq(passes[i] & (tree_sum(before) + used < self._slots))
+        return m
 
 
 class Quantiser(wiring.Component):
@@ -372,18 +419,15 @@ class Quantiser(wiring.Component):
             "error", signs, taken, last, scale, limit, levels, offsets, *errors
         )
 
-        # The subgroups of largest error among those that are above the threshold and free.
         live = scale.any()
-        passes = Signal(SUBGROUPS)
-        chosen = Signal(SUBGROUPS)
-        m.d.comb += passes.eq(
-            Cat(error > limit for error in errors) & ~taken & (live & self.refine).replicate(SUBGROUPS)
-        )
-        beats = {(i, j): errors[i] >= errors[j] for i in range(SUBGROUPS) for j in range(i + 1, SUBGROUPS)}
-        used = tree_sum(list(taken))
-        for i in range(SUBGROUPS):
-            before = [passes[j] & (~beats[i, j] if i < j else beats[j, i]) for j in range(SUBGROUPS) if j != i]
-            m.d.comb += chosen[i].eq(passes[i] & (tree_sum(before) + used < self._slots))
+        m.submodules.selection = selection = Selection(self._slots)
+        chosen = selection.chosen
+        m.d.comb += [
+            selection.limit.eq(limit),
+            selection.taken.eq(taken),
+            selection.enable.eq(live & self.refine),
+            *(port.eq(error) for port, error in zip(selection.errors, errors, strict=True)),
+        ]
         output = buffer.input.payload
         m.d.comb += [
             buffer.input.valid.eq(valid[-1]),

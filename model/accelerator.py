@@ -57,6 +57,7 @@ MAX_ROWS = (1 << 24) - 1
 """Most rows of activations, and of weights."""
 CHUNK = 32
 """Most vectors of a row that are requested together."""
+MAGIC = 0x4D455541
 
 
 POST_BYTES = 128
@@ -705,7 +706,19 @@ def _registers() -> RegisterMap:
         "autoematic",
         "the AutoEMatic accelerator",
         (
-            plain("id", 0x00, "what this is", Field("magic", 0, 32, "ro", "0x4D455541, the letters AUEM")),
+            plain(
+                "id",
+                0x00,
+                "what this is",
+                Field(
+                    "magic",
+                    0,
+                    32,
+                    "ro",
+                    "constant",
+                    enumerators=(Enumerator("autoematic", MAGIC, f"0x{MAGIC:08X}, the letters AUEM"),),
+                ),
+            ),
             plain(
                 "array",
                 0x04,
@@ -829,7 +842,7 @@ def _ppu_registers() -> RegisterMap:
         "entropy_weight": "weight of the entropy in decode",
         "sigma_factor": "eighths of a standard deviation that a spike is above the mean",
         "band": "eighths of a standard deviation that are on neither side of the mean",
-        "tau": "entropy from which on a step counts as one of high entropy, in units of 2^-16",
+        "tau": f"entropy from which on a step counts as one of high entropy, in units of 2^-{form.fraction_bits}",
     }
 
     def parameter(name: str, position: int) -> Field:
@@ -842,7 +855,13 @@ def _ppu_registers() -> RegisterMap:
     rules = {"top": 0, "prefill_first": 2, "decode_first": 4, "n_p": 8, "alpha": 12, "beta": 16, "first_samples": 20}
     weights = {"activity_weight": 0, "entropy_weight": 8, "sigma_factor": 16, "band": 24}
     step = (
-        Field("entropy", 0, form.entropy_bits, "rw", "entropy of the decode step before, in units of 2^-16"),
+        Field(
+            "entropy",
+            0,
+            form.entropy_bits,
+            "rw",
+            f"entropy of the decode step before, in units of 2^-{form.fraction_bits}",
+        ),
         Field("decode", 24, 1, "rw", "a decode step, not a prefill"),
         Field("begin", 30, 1, "w1p", "begin a step with entropy and decode as they are written"),
         Field("clear", 31, 1, "w1p", "forget the request"),
@@ -885,6 +904,3 @@ PPU_REGISTERS = _ppu_registers()
 def registers_of(config: AcceleratorConfig) -> RegisterMap:
     """Return the register map of a configuration."""
     return PPU_REGISTERS if config.ppu else REGISTERS
-
-
-MAGIC = 0x4D455541

@@ -160,7 +160,7 @@ class PolicyFormat:
     """
 
     integer_bits: int = 8
-    fraction_bits: int = 16
+    fraction_bits: int = 20
     count_bits: int = 20
     level_slots: int = 4
 

@@ -467,7 +467,9 @@ def _signals(register: Register, field: Field) -> tuple[str, ...]:
 
 def _register_constants(table: RegisterMap, register: Register) -> list[tuple[str, str]]:
     prefix = f"{table.name}_{register.name}".upper()
-    return [(f"{prefix}_OFFSET", f"0x{register.offset:08X}u"), (f"{prefix}_RESET", f"0x{register.reset:08X}u")]
+    offset = (f"{prefix}_OFFSET", f"0x{register.offset:08X}u")
+    # What hardware alone decides has no value after reset.
+    return [offset, (f"{prefix}_RESET", f"0x{register.reset:08X}u")] if register.writable else [offset]
 
 
 def _field_constants(table: RegisterMap, register: Register, field: Field) -> list[tuple[str, str]]:
@@ -503,7 +505,7 @@ def _enum(table: RegisterMap, owner: Register | Structure, field: Field | Member
 
 
 def to_c_header(table: RegisterMap) -> str:
-    """Return a C99 header: offsets and reset values, masks and shifts, one ``enum`` for each field with names for its values.
+    """Return a C99 header: offsets, reset values of registers that can be written, masks and shifts, one ``enum`` for each field with names for its values.
 
     ``(word & MASK) >> SHIFT`` is a field's value; names are ``<MAP>_<REGISTER>_<FIELD>_…``. Members of structures are ``<MAP>_<STRUCTURE>_<MEMBER>_…``;
     their word, of 32 bits or, if the mask is longer, 64, is ``OFFSET`` bytes from where the structure begins, ``START`` bytes into its place.
@@ -540,8 +542,9 @@ def to_markdown(table: RegisterMap) -> str:
     lines = [f"# Registers of `{table.name}`", "", _cell(table.description), ""]
     lines += ["| offset | register | reset | what |", "|---|---|---|---|"]
     lines += [
-        f"| 0x{register.offset:03X} | `{register.name}` | 0x{register.reset:08X} | {_cell(register.description)} |"
+        f"| 0x{register.offset:03X} | `{register.name}` | {reset} | {_cell(register.description)} |"
         for register in table.by_offset
+        for reset in [f"0x{register.reset:08X}" if register.writable else "–"]
     ]
     kinds = {field.access for register in table.registers for field in register.fields}
     lines += ["", "Each register has 32 bits; bits without a field read as 0 and ignore writes.", ""]

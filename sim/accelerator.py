@@ -34,7 +34,7 @@ from model.accelerator import (
     registers_of,
 )
 from model.activation import Function
-from model.autofp6 import Refined
+from model.autofp6 import OFFSET_BITS, Refined
 from model.block_scaled import BlockScaled
 from model.formats import E2M1, scale_exponent, scale_significand
 from model.llm import PROJECTIONS, layer_tensors, load
@@ -45,7 +45,7 @@ from model.vmac import GROUP, SUBGROUP, SUBGROUPS
 from sim.axi_memory import BusError, Command, MemoryHarness, Run, Timing
 from sim.design import config_of, generated
 from sim.gemm import layer_products, operands_of
-from sim.image import Image, Output, Plan, plan, plans, shared_masks
+from sim.image import Image, Output, Plan, plan, plans, product_bytes, shared_masks
 from sim.runner import SimulationError
 
 __all__ = [
@@ -70,6 +70,8 @@ __all__ = [
 
 MEMORY = 1 << 25
 """Bytes of the simulated memory."""
+MEMORY_LIMIT = 1 << 28
+"""Most bytes of the memory of ``--product``, which grows with the product."""
 BASE = 0x8000_0000
 """Address of its first byte."""
 PATIENCE = 100_000
@@ -203,8 +205,8 @@ class Gemm:
     Attributes
     ----------
     a, w : BlockScaled, Refined or Operands
-        Activations [M, K] and weights [N, K]: tensors of the model, or rows as they are stored, leading axes (rows, KV). Activations may be
-        the `GroupsOf` an earlier product; then there must be a fence.
+        Activations [M, K] and weights [N, K]: tensors of the model, or rows as they are stored, leading axes (rows, KV), which are taken as they are.
+        Offsets count in AutoFP6 mode alone. Activations may be the `GroupsOf` an earlier product; then there must be a fence.
     mode : Mode
     out : {"raw", "fp32"}
         Exact sums as integers, or numbers in FP32.
@@ -230,6 +232,41 @@ class Gemm:
     post: Post | None = None
     policy: bool = False
 
+    def check(self, config: AcceleratorConfig) -> None:
+        """Refuse tensors whose product the hardware does not compute; stored rows pass.
+
+        Raises
+        ------
+        TypeError
+            An operand is no tensor.
+        ValueError
+            A tensor is not NVFP4 or has not two axes, its offsets are not those of the hardware, or its pairs of groups have not the
+            one scale that AutoFP2 mode reads.
+        """
+        if self.mode not in tuple(Mode):
+            raise ValueError(f"mode must be one of {', '.join(mode.name for mode in Mode)}, not {self.mode!r}")
+        modes = {Mode(self.mode)} if not self.policy else set(Mode)
+        for name, operand in (("a", self.a), ("w", self.w)):
+            if isinstance(operand, Operands) or (name == "a" and isinstance(operand, GroupsOf)):
+                continue
+            if not isinstance(operand, BlockScaled | Refined):
+                kind = type(operand).__name__
+                raise TypeError(
+                    f"{name} must be BlockScaled, Refined or Operands, not {kind}; see block_scaled.quantize"
+                )
+            base = _base(operand)
+            if base.element != E2M1:
+                raise ValueError(f"{name} must be NVFP4 (E2M1), not {base.element.name}")
+            if base.codes.ndim != 2:
+                raise ValueError(f"{name} must have two axes, not shape {(*base.codes.shape[:-1], base.length)}")
+            if isinstance(operand, Refined) and Mode.AUTOFP6 in modes:
+                if operand.bits != OFFSET_BITS:
+                    raise ValueError(f"bits of {name} must be {OFFSET_BITS}, as in hardware, not {operand.bits}")
+                if operand.step != config.step:
+                    raise ValueError(f"step of {name} must be {config.step}, as in hardware, not {operand.step}")
+            if name == "a" and Mode.AUTOFP2 in modes and config.scaling == "pair":
+                _check_pairs(base)
+
     def stored(self, lanes: int) -> tuple[Operands, Operands]:
         """Return both operands as rows of whole vectors.
 
@@ -242,10 +279,17 @@ class Gemm:
         if isinstance(a, GroupsOf):
             raise ValueError("a must be known before the product runs, not the groups of an earlier one")
         if not isinstance(a, Operands) and not isinstance(w, Operands):
-            lengths = [(x.base if isinstance(x, Refined) else x).length for x in (a, w)]
+            lengths = [_base(x).length for x in (a, w)]
             if lengths[0] != lengths[1]:
                 raise ValueError(f"a and w must have the same K, not {lengths[0]} and {lengths[1]}")
-        return _stored("a", a, lanes), _stored("w", w, lanes)
+        if self.mode != Mode.AUTOFP6:
+            a = _base(a) if isinstance(a, Refined) else a
+        return _stored("a", a, lanes), self.weights(lanes)
+
+    def weights(self, lanes: int) -> Operands:
+        """Return the weights as rows of whole vectors; raises like :meth:`stored`."""
+        w = self.w
+        return _stored("w", _base(w) if isinstance(w, Refined) and self.mode != Mode.AUTOFP6 else w, lanes)
 
     @property
     def tensor_scale(self) -> float:
@@ -255,8 +299,27 @@ class Gemm:
         scale = 1.0
         for x in (self.a, self.w):
             if not isinstance(x, Operands | GroupsOf):
-                scale *= float((x.base if isinstance(x, Refined) else x).tensor_scale)
+                scale *= float(_base(x).tensor_scale)
         return scale
+
+
+def _base(tensor: BlockScaled | Refined) -> BlockScaled:
+    return tensor.base if isinstance(tensor, Refined) else tensor
+
+
+def _check_pairs(a: BlockScaled) -> None:
+    """Raise ValueError if a group that counts has not the scale of the even one beside it."""
+    pairs = a.scales.reshape(len(a.codes), -1, 2)
+    odd = a.codes.reshape(*pairs.shape, GROUP)[:, :, 1]
+    # Without its sign bit a code of zero is 0, whatever the scale.
+    wrong = np.argwhere((pairs[..., 0] != pairs[..., 1]) & (odd & 7).any(axis=-1))
+    if len(wrong):
+        row, pair = (int(i) for i in wrong[0])
+        even, other = (int(scale) for scale in pairs[row, pair])
+        raise ValueError(
+            f"a must have one scale for both groups of a pair in AutoFP2 mode with pair scaling, not {even:#04x} and {other:#04x} "
+            f"for groups {2 * pair} and {2 * pair + 1} of row {row}: use block_scaled.quantize(x, shared_groups=2)"
+        )
 
 
 def _stored(name: str, operand: BlockScaled | Refined | Operands, lanes: int) -> Operands:
@@ -526,6 +589,10 @@ class Accelerator:
         waves: bool = False,
         **parameters: Any,
     ) -> None:
+        known = [field.name for field in dataclasses.fields(AcceleratorConfig)]
+        for name in parameters:
+            if name not in known:
+                raise TypeError(f"{name} is no parameter; those of the accelerator are {', '.join(known)}")
         self.config: AcceleratorConfig = config_of("accelerator", **parameters)
         read, write = (latency, latency) if isinstance(latency, int) else latency
         self.timing = Timing(read, write, stalls, seed)
@@ -557,9 +624,9 @@ class Accelerator:
 
         Raises
         ------
-        ValueError
-            Sizes do not fit each other, K does not fit the banks, tiles do not fit a descriptor, or the configuration cannot do what is
-            wanted.
+        ValueError, TypeError
+            Operands are not as :meth:`Gemm.check` says, sizes do not fit each other, K does not fit the banks, tiles do not fit a descriptor,
+            or the configuration cannot do what is wanted.
         """
         config = self.config
         if (product.post is not None or product.policy) and not config.ppu:
@@ -567,22 +634,24 @@ class Accelerator:
         for name, wanted in (("post", product.post is not None), ("policy", product.policy)):
             if wanted and product.out != "fp32":
                 raise ValueError(f"out must be fp32 with {name}, not {product.out!r}")
-        a: Operands | None = None
+        product.check(config)
+        stored = product
+        if product.policy and config.refinement != "none":
+            # All that any mode reads.
+            stored = dataclasses.replace(product, mode=Mode.AUTOFP6)
         if isinstance(product.a, GroupsOf):
-            if source is None or source.groups is None:
-                raise ValueError("a must be the groups of an earlier product that writes them")
-            if not (product.fence or product.policy):
-                raise ValueError("a must be behind a fence if an earlier product writes it")
-            if (product.mode == Mode.AUTOFP6 or product.policy) and not source.refined:
-                raise ValueError("a must have refinements for a product in AutoFP6 mode")
-            w = _stored("w", product.w, config.lanes)
-            m, kv = source.m, -(-source.n // config.lanes)
+            self._check_source(product, source)
+            a, m, kv = None, source.m if source else 0, -(-source.n // config.lanes) if source else 0
+            w = stored.weights(config.lanes)
         else:
-            a, w = product.stored(config.lanes)
+            a, w = stored.stored(config.lanes)
             m, kv = a.codes.shape[:2]
         n = len(w.codes)
         if w.codes.shape[1] != kv:
             raise ValueError(f"a and w must have the same number of K-vectors, not {kv} and {w.codes.shape[1]}")
+        for name, operand in (("a", a), ("w", w)):
+            if operand is not None and not len(operand.codes):
+                raise ValueError(f"{name} must have at least one row, not shape {operand.codes.shape}")
         if product.out not in ("raw", "fp32"):
             raise ValueError(f"out must be raw or fp32, not {product.out!r}")
         mode, kind = Mode(product.mode), Format.RAW if product.out == "raw" else Format.FP32
@@ -592,6 +661,12 @@ class Accelerator:
         grouped = post is not None and post.groups
         found = plan(config, mode, m, n, kv * config.lanes, grouped=grouped, any_mode=anything)
         if product.tiles is not None:
+            if not (
+                isinstance(product.tiles, Sequence)
+                and len(product.tiles) == 3
+                and all(isinstance(size, int | np.integer) for size in product.tiles)
+            ):
+                raise ValueError(f"tiles must be three integers, not {product.tiles}")
             # What a descriptor can say, the hardware checks.
             for name, size in zip(("tile_m", "tile_n", "segment"), product.tiles, strict=True):
                 if not 0 <= size <= 0xFFFF:
@@ -626,6 +701,17 @@ class Accelerator:
             descriptor = dataclasses.replace(descriptor, post=address)
         return dataclasses.replace(descriptor, out=output.address, out_stride=output.stride), output, found
 
+    def _check_source(self, product: Gemm, source: Output | None) -> None:
+        """Refuse groups that the product cannot read."""
+        if source is None or source.groups is None:
+            raise ValueError("a must be the groups of an earlier product that writes them")
+        if not (product.fence or product.policy):
+            raise ValueError("a must be behind a fence if an earlier product writes it")
+        if (product.mode == Mode.AUTOFP6 or product.policy) and not source.refined:
+            raise ValueError("a must have refinements for a product in AutoFP6 mode")
+        if (product.mode == Mode.AUTOFP2 or product.policy) and self.config.scaling == "pair" and not source.shared:
+            raise ValueError("a must have scales of 32 elements for a product in AutoFP2 mode")
+
     def _place_post(self, image: Image, post: Post, m: int, n: int) -> tuple[Output, bytes]:
         """Place what post-processing reads, and room for what it writes; return where, and the post block."""
         job = post.job(0)
@@ -640,7 +726,7 @@ class Accelerator:
         places: dict[str, int] = {}
         if post.groups:
             where = image.reserve_groups(m, n, self.config.lanes, job.refine)
-            output = dataclasses.replace(output, groups=where, refined=job.refine)
+            output = dataclasses.replace(output, groups=where, refined=job.refine, shared=job.shared)
             places |= dataclasses.asdict(where)
         output = dataclasses.replace(output, plain=post.numbers)
         for name in ("residual", "previous"):
@@ -709,7 +795,7 @@ class Accelerator:
         Raises
         ------
         ValueError
-            No round, or too many.
+            No round, or too many, or the memory is too small.
         AcceleratorError
             The interrupt did not come, a register has not the value that it must have, or something else was written.
         """
@@ -717,6 +803,8 @@ class Accelerator:
         if not 1 <= rounds <= most:
             raise ValueError(f"rounds must be from 1 to {most} for {len(descriptors)} descriptors, not {rounds}")
         queue = image.queue(descriptors)
+        if len(image) > self.harness.size:
+            raise ValueError(f"memory must be at least {len(image)} bytes for these products, not {self.harness.size}")
         count = len(descriptors) * rounds
         offset = {register.name: register.offset for register in registers_of(self.config).registers}
         write, read = Command.write, Command.read
@@ -788,11 +876,18 @@ class Accelerator:
 
         Raises
         ------
+        TypeError
+            What is given are no products, or a product's operand is no tensor.
         ValueError
-            No products, or their sizes do not fit each other, the banks or the memory.
+            No products, they are not as :meth:`Gemm.check` says, or their sizes do not fit each other, the banks or the memory.
         AcceleratorError
             The hardware failed.
         """
+        if isinstance(products, Gemm):
+            raise TypeError("products must be a sequence of Gemm, not one: [product]")
+        for product in products:
+            if not isinstance(product, Gemm):
+                raise TypeError(f"products must be a sequence of Gemm, not one with a {type(product).__name__}")
         if not products:
             raise ValueError("products must be at least one")
         image = self.image(rng)
@@ -1273,6 +1368,27 @@ def campaign(count: int, seed: int, simulator: str, together: int = 40) -> Itera
         raise AcceleratorError(f"{done} products ran, not {count}")
 
 
+def product_memory(config: AcceleratorConfig, m: int, n: int, k: int) -> int:
+    """Return how many bytes the memory for a product gets, in any mode.
+
+    Raises
+    ------
+    ValueError
+        A size is 0, K does not fit the banks, or the product does not fit the largest memory.
+    """
+    for name, size in (("M", m), ("N", n), ("K", k)):
+        if size < 1:
+            raise ValueError(f"{name} of --product must be at least 1, not {size}")
+    k = -(-k // config.lanes) * config.lanes
+    next(plans(config, Mode.AUTOFP6, m, n, k))
+    needed = max(product_bytes(config, mode, Format.RAW, m, n, k) for mode in Mode)
+    if needed > MEMORY_LIMIT:
+        raise ValueError(
+            f"--product must be of sizes that fit {MEMORY_LIMIT} bytes of memory, not {m} {n} {k}, which take up to {needed}"
+        )
+    return max(MEMORY, 1 << (needed - 1).bit_length())
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sim.accelerator",
@@ -1325,14 +1441,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise ValueError(f"--{name} must be at least 1, not {value}")
         Timing(latency, latency, stalls, options.seed)
         sizes = {"rows": options.rows, "columns": options.columns, "data_width": options.data_width}
-        AcceleratorConfig(**sizes)
+        width = options.data_width
+        if not 64 <= width <= 1024 or width & (width - 1):
+            raise ValueError(f"--data-width must be a power of two from 64 to 1024, not {width}")
+        config = AcceleratorConfig(**sizes)
+        memory = product_memory(config, *options.product) if options.product else MEMORY
         if options.json is not None and not options.json.parent.is_dir():
             raise ValueError(f"--json must be in a folder that exists, not {options.json}")
         if not (options.shapes or options.product) and options.random is None:
             load().weight(options.layer, options.projections[0])
-        for size in options.product or ():
-            if size < 1:
-                raise ValueError(f"--product must have sizes of at least 1, not {size}")
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"sim.accelerator: {error}", file=sys.stderr)
         return 2
@@ -1344,7 +1461,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for line in campaign(options.random, options.seed, options.simulator):
                 print(line, flush=True)
             return 0
-        accelerator = Accelerator(options.simulator, stalls=stalls, latency=latency, seed=options.seed, **sizes)
+        accelerator = Accelerator(
+            options.simulator, memory=memory, stalls=stalls, latency=latency, seed=options.seed, **sizes
+        )
         print(Row.HEAD + ("  cycles by native" if options.extended else ""), flush=True)
         if options.extended:
             for native, longer in extended_rows(accelerator, options.layer, options.tokens, options.projections):
@@ -1359,7 +1478,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for row in found:
                 print(row, flush=True)
                 rows.append(row)
-    except (AcceleratorError, SimulationError) as error:
+    except (AcceleratorError, SimulationError, OSError) as error:
         print(f"sim.accelerator: {error}", file=sys.stderr)
         return 1
     compared = sum(row.compared for row in rows)

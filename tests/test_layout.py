@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHARED = [
     *("model/formats.py", "model/block_scaled.py", "model/memory.py", "model/registers.py", "hdl/registers.py"),
     *("model/dma.py", "model/fp32.py", "hdl/dma.py", "sim/streams.py", "sim/bench_dma.py", "sim/axi_memory.py"),
+    *("model/activation.py", "model/activity.py", "hdl/activation.py", "hdl/activity.py"),
     "sim/player.py",
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "hdl/lib").glob("*.py"))),
     *("sim/runner.py", "sim/harness.py", "sim/bench_common.py", "sim/bench_registers.py"),

@@ -1,25 +1,6 @@
-"""Components that are no block of the generator, in the harnesses of emitted Verilog."""
-
-import re
+"""Words of streams as rows of bytes."""
 
 import numpy as np
-from amaranth.lib import wiring
-
-from hdl.lib.verilog import to_verilog
-
-
-def described(component, name="block"):
-    """Return the Verilog of a component and what of a sidecar the harnesses need."""
-    text = to_verilog(component, name)
-    header = re.search(rf"module {name}\((.*?)\);", text, re.DOTALL)[1]
-    ports = [
-        {"name": port, "direction": "input", "width": 1} for port in ("clk", "rst") if re.search(rf"\b{port}\b", header)
-    ]
-    for path, member, value in component.signature.flatten(component):
-        direction = "input" if member.flow == wiring.In else "output"
-        width = len(getattr(value, "as_value", lambda value=value: value)())
-        ports.append({"name": "__".join(map(str, path)), "direction": direction, "width": width})
-    return text, {"top": name, "ports": ports}
 
 
 def packed(fields, widths):

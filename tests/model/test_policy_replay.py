@@ -80,7 +80,7 @@ def test_files_are_the_same_table_in_both_forms_with_a_picture_beside(trace, tmp
         list(row.values()) for row in rows
     ]
     assert data["config"]["levels"] == [2, 4, 6, 8]
-    assert data["format"]["fraction_bits"] == 16
+    assert data["format"]["fraction_bits"] == 20
     assert max(sample["precision"] for sample in data["samples"]) == 8
     svg = (tmp_path / "out.svg").read_text()
     assert ElementTree.fromstring(svg).tag.endswith("svg")

@@ -269,7 +269,8 @@ def constants(given):
     for r in given.registers:
         prefix = f"{given.name}_{r.name}".upper()
         expected[f"{prefix}_OFFSET"] = r.offset
-        expected[f"{prefix}_RESET"] = sum(f.reset * 2**f.position for f in r.fields)
+        if any(f.access != "ro" for f in r.fields):
+            expected[f"{prefix}_RESET"] = sum(f.reset * 2**f.position for f in r.fields)
         for f in r.fields:
             name = f"{prefix}_{f.name.upper()}"
             expected[f"{name}_SHIFT"] = f.position

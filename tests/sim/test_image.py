@@ -26,7 +26,7 @@ from model.accelerator_cycles import Product, predict
 from model.memory import pack_offsets, unpack_masks, unpack_nibbles
 from model.pe import Operands
 from sim.gemm import operands_of
-from sim.image import Image, Output, output_bytes, plan, plans, shared_masks
+from sim.image import Image, Output, Plan, output_bytes, plan, plans, product_bytes, shared_masks
 
 
 def refined(rng, rows, k, shared):
@@ -222,6 +222,33 @@ def test_every_plan_fits_and_covers(config, mode, m, n, data):
         for p in (best, first)
     ]
     assert cycles[0] <= cycles[1] or best == first
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+@pytest.mark.parametrize("kind", Format)
+@pytest.mark.parametrize("mode", Mode)
+def test_the_bytes_of_a_product_are_at_most_those_that_were_said(config, mode, kind, seed):
+    rng = np.random.default_rng(seed)
+    closest = 0.0
+    for _ in range(8):
+        m, n, kv = (int(size) for size in rng.integers(1, 12, 3))
+        blocks = config.vmac.blocks
+        a, w = (
+            Operands(
+                np.zeros((rows, kv, config.lanes), np.uint8),
+                np.zeros((rows, kv, blocks), np.uint8),
+                rng.choice(np.array([3, 5], np.uint8), (rows, kv, blocks)),
+                np.zeros((rows, kv, blocks, 2), np.uint8),
+            )
+            for rows in (m, n)
+        )
+        image = Image(pad=max(64, config.data_width // 8))
+        descriptor, _ = image.store_product(mode, kind, a, w, Plan(1, 1, 1, 1, 1), 0)
+        image.queue([descriptor])
+        most = product_bytes(config, mode, kind, m, n, kv * config.lanes)
+        assert len(image) <= most
+        closest = max(closest, len(image) / most)
+    assert closest > 0.8
 
 
 def test_no_tile_is_larger_than_the_product():

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -132,6 +133,68 @@ def test_white_space_in_the_build_folder_is_named(monkeypatch, tmp_path):
         SimulationError, match=r"^Verilator builds need a path without white space, because of GNU make, not '.*a b'$"
     ):
         build_bulk({"harness.v": "module harness(input clk); endmodule\n"})
+
+
+def test_a_build_folder_that_cannot_be_written_is_named(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("AUTOEMATIC_SIM_BUILD", str(tmp_path / "file" / "sim"))
+    with pytest.raises(
+        OSError, match=r"AUTOEMATIC_SIM_BUILD .* must be one that can be written, not /.*/file/sim: Not a"
+    ):
+        cached_folder("shelf", "entry", _fill_slowly)
+    with (
+        pytest.raises(OSError, match=r"must be one that can be written, not /.*/file/sim: Not a"),
+        runner.run_folder("run"),
+    ):
+        pass
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_tools_that_builds_need_are_named(monkeypatch, tmp_path):
+    with pytest.raises(SimulationError, match=r"^no_such_program does not start: No such file or directory$"):
+        run_command(["no_such_program"], tmp_path)
+    bare = runner.Simulator("verilator", "1", {"PATH": str(tmp_path)})
+    monkeypatch.setattr(runner, "find_simulator", lambda _: bare)
+    (tmp_path / "perl").write_text("")
+    (tmp_path / "perl").chmod(0o755)
+    message = r"^make and c\+\+ not found: Verilator needs perl, make and g\+\+ on PATH$"
+    with pytest.raises(SimulationError, match=message):
+        build_bulk({"h.v": "module harness(input clk); endmodule\n"})
+    with pytest.raises(SimulationError, match=message):
+        build_cocotb({"counter.v": COUNTER}, "counter", COUNTER_PORTS)
+
+
+WITHOUT_COCOTB = """\
+import importlib.metadata, sys
+
+right = importlib.metadata.version
+sys.modules.update(dict.fromkeys(("cocotb", "cocotb_coverage", "cocotbext", "cocotb_tools")))
+
+def version(name):
+    if name == "cocotb":
+        raise importlib.metadata.PackageNotFoundError(name)
+    return right(name)
+
+importlib.metadata.version = version
+import sim.accelerator, sim.real_input, sim.regress, synth.mutate
+print(sim.regress.main(["pe-slots-1-small"]), synth.mutate.main(["pe"]), sim.regress.main(["--vectors", "0"]))
+"""
+
+
+def test_commands_start_without_cocotb_and_say_where_it_is_needed():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_COCOTB],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).resolve().parents[2],
+    )
+    assert done.stdout == "2 1 2\n"
+    assert done.stderr.splitlines() == [
+        "sim.regress: cocotb was not found: this needs pip install -e '.[sim]'",
+        "error: cocotb was not found: this needs pip install -e '.[sim]'",
+        "sim.regress: --vectors must be positive, not 0",
+    ]
 
 
 def test_time_limit_kills_children_too(tmp_path):
