@@ -239,6 +239,98 @@ class PostCheck(wiring.Component):
         return m
 
 
+class PostFetcher(wiring.Component):
+    """Fetch a post block, check it, and give it away when its product starts.
+
+    Members
+    -------
+    fetch : In(1)
+        Held until ``finished``.
+    address : In(address)
+    n, tile_n, fp2 : In
+        As of `PostCheck`.
+    request, word, done
+        Those of a :class:`hdl.dma.ReadDma`, in use while ``fetch`` is set.
+    finished : Out(1)
+        The block is here, from then until the next ``forget``.
+    code : Out(8)
+    forget : In(1)
+        The next descriptor is fetched.
+    give : In(1)
+        Its product starts.
+    block : Out(stream of post_layout)
+        The payload holds until the next block is fetched, which is when this one was taken.
+    """
+
+    def __init__(self, config: AcceleratorConfig):
+        self._config = config
+        super().__init__(
+            {
+                "fetch": In(1),
+                "address": In(config.address_width),
+                "n": In(MAX_ROWS.bit_length()),
+                "tile_n": In(config.max_n.bit_length()),
+                "fp2": In(1),
+                "request": Out(stream.Signature(request_layout(config.dma))),
+                "word": In(stream.Signature(word_layout(config.dma))),
+                "done": In(stream.Signature(2)),
+                "finished": Out(1),
+                "code": Out(8),
+                "forget": In(1),
+                "give": In(1),
+                "block": Out(stream.Signature(post_layout(config))),
+            }
+        )
+
+    def elaborate(self, platform: object) -> Module:
+        """Build the sequence and the block's registers."""
+        m = Module()
+        width = self._config.data_width
+        m.submodules.check = check = PostCheck(self._config)
+        words = 8 * POST_BYTES // width
+        raw, number, status = Signal(8 * POST_BYTES), Signal(range(words)), Signal(2)
+        m.d.comb += [
+            check.post.as_value().eq(raw),
+            check.n.eq(self.n),
+            check.tile_n.eq(self.tile_n),
+            check.fp2.eq(self.fp2),
+            self.code.eq(Mux(status.any(), _POST_BASE + status, check.code)),
+            self.block.payload.eq(check.block),
+            self.request.payload.address.eq(self.address),
+            self.request.payload.bytes.eq(POST_BYTES),
+        ]
+        with m.If(self.give):
+            m.d.sync += self.block.valid.eq(1)
+        with m.Elif(self.block.ready):
+            m.d.sync += self.block.valid.eq(0)
+        with m.FSM():
+            with m.State("idle"):
+                m.d.sync += number.eq(0)
+                m.d.comb += self.request.valid.eq(self.fetch & ~self.block.valid)
+                with m.If(self.request.valid & self.request.ready):
+                    m.next = "words"
+            with m.State("words"):
+                m.d.comb += [
+                    self.word.ready.eq(1),
+                    self.done.ready.eq(~self.word.valid | self.word.payload.last),
+                ]
+                with m.If(self.word.valid):
+                    m.d.sync += number.eq(number + 1)
+                    for i in range(words):
+                        with m.If(_is(number, i)):
+                            m.d.sync += raw.word_select(i, width).eq(self.word.payload.data)
+                with m.If(self.done.valid & self.done.ready):
+                    m.d.sync += status.eq(self.done.payload)
+                    m.next = "check"
+            with m.State("check"):
+                m.next = "finished"
+            with m.State("finished"):
+                m.d.comb += self.finished.eq(1)
+                with m.If(self.forget):
+                    m.next = "idle"
+        return m
+
+
 class DescriptorQueue(wiring.Component):
     """Fetch descriptors from a ring in memory, check them and hand them to the loader, one after the other.
 
@@ -337,13 +429,31 @@ class DescriptorQueue(wiring.Component):
         status = Signal(2)
         bad = Signal()
         m.d.comb += self.code.eq(Mux(status.any(), _DESCRIPTOR_BASE + status, check.code))
+        d = check.descriptor
+        fenced, settled = d.fence, self.ended
         if config.ppu:
-            self._add_post(m, check, status)
+            asked = Signal()
+            m.submodules.post = post = PostFetcher(config)
+            fenced, settled = d.fence | d.policy, self.ended & (~d.policy | self.settled)
+            m.d.comb += [
+                post.address.eq(d.post_address),
+                post.n.eq(check.job.n),
+                post.tile_n.eq(check.job.tile_n),
+                post.fp2.eq(check.job.fp2),
+                post.give.eq(self.start & self.job.post),
+                post.forget.eq(~self.busy),
+                self.job.post.eq(post.finished & ~self.code.any()),
+                self.job.numbers.eq(post.block.payload.numbers),
+            ]
+            wiring.connect(m, post.block, wiring.flipped(self.block))
+            with m.If(post.finished & ~status.any() & ~check.code.any()):
+                m.d.comb += self.code.eq(post.code)
 
         with m.FSM() as fsm:
             m.d.comb += self.busy.eq(~fsm.ongoing("idle"))
             with m.State("idle"), m.If(self.enable & (fetched != self.submitted) & ~self.loading & ~self.restart):
                 m.d.sync += [
+                    *([asked.eq(0)] if config.ppu else []),
                     self.since.eq(self.cycle),
                     self.descriptor.eq(address),
                     bad.eq(beyond),
@@ -376,14 +486,29 @@ class DescriptorQueue(wiring.Component):
                     m.d.sync += status.eq(self.done.payload)
                     m.next = "check"
             with m.State("check"):
-                if config.ppu:
-                    m.d.sync += self._has_post.eq(0)
                 m.next = "compare"
+            with m.State("compare"), m.If(~fenced | settled):
+                m.next = "start"
+                if config.ppu:
+                    with m.If(d.policy & ~asked):
+                        m.d.sync += [
+                            asked.eq(1),
+                            check.precision.eq(self.precision),
+                            check.ready.eq(self.ready),
+                        ]
+                        m.next = "picked"
+                    with m.Elif(d.post & ~self.code.any()):
+                        m.next = "post"
             if config.ppu:
-                self._post_states(m, check)
-            else:
-                with m.State("compare"), m.If(~check.descriptor.fence | self.ended):
-                    m.next = "start"
+                # As long as the check takes.
+                with m.State("picked"):
+                    m.next = "compare"
+                with m.State("post"):
+                    m.d.comb += [self.fetching.eq(1), post.fetch.eq(1)]
+                    for name in ("request", "word", "done"):
+                        wiring.connect(m, getattr(post, name), wiring.flipped(getattr(self, name)))
+                    with m.If(post.finished):
+                        m.next = "start"
             with m.State("start"):
                 m.d.comb += self.start.eq(1)
                 m.next = "wait"
@@ -392,83 +517,3 @@ class DescriptorQueue(wiring.Component):
         with m.If(self.restart):
             m.d.sync += [place.eq(0), fetched.eq(0)]
         return m
-
-    def _add_post(self, m: Module, check: DescriptorCheck, status: Signal) -> None:
-        """Build the check of post blocks, and what gives them away."""
-        m.submodules.post_check = post = PostCheck(self._config)
-        self._post = Signal(8 * POST_BYTES, name="raw_post")
-        self._post_number = Signal(range(8 * POST_BYTES // self._config.data_width), name="post_number")
-        self._post_status = Signal(2, name="post_status")
-        # The policy unit was asked; a block was fetched; one was not yet taken.
-        self._asked, self._has_post, self._waits = (Signal(name=n) for n in ("asked", "has_post", "post_waits"))
-        self._compares = Signal(name="compares")
-        precision, ready = Signal(LEVEL_BITS, name="chosen_precision"), Signal(name="chosen_ready")
-        found = Signal(8)
-        m.d.comb += [
-            check.precision.eq(precision),
-            check.ready.eq(ready),
-            post.post.as_value().eq(self._post),
-            post.n.eq(check.job.n),
-            post.tile_n.eq(check.job.tile_n),
-            post.fp2.eq(check.job.fp2),
-            found.eq(Mux(self._post_status.any(), _POST_BASE + self._post_status, post.code)),
-            self.block.payload.eq(post.block),
-            self.block.valid.eq(self._waits),
-            self.job.post.eq(self._has_post & ~self.code.any()),
-            self.job.numbers.eq(post.block.numbers),
-        ]
-        with m.If(~status.any() & ~check.code.any() & self._has_post):
-            m.d.comb += self.code.eq(found)
-        with m.If(self.block.ready):
-            m.d.sync += self._waits.eq(0)
-        with m.If(self.start & self.job.post):
-            m.d.sync += self._waits.eq(1)
-        with m.If(self.start):
-            m.d.sync += self._asked.eq(0)
-        with m.Elif(check.descriptor.policy & ~self._asked & self._may_go(check) & self._compares):
-            m.d.sync += [precision.eq(self.precision), ready.eq(self.ready), self._asked.eq(1)]
-
-    def _may_go(self, check: DescriptorCheck) -> Value:
-        """Whether everything that a descriptor waits for has come."""
-        d = check.descriptor
-        return (~(d.fence | d.policy) | self.ended) & (~d.policy | self.settled)
-
-    def _post_states(self, m: Module, check: DescriptorCheck) -> None:
-        """Add the states in which the policy unit is asked, and a post block is fetched and checked."""
-        d = check.descriptor
-        with m.State("compare"):
-            m.d.comb += self._compares.eq(1)
-            m.d.sync += self._post_number.eq(0)
-            with m.If(self._may_go(check)):
-                m.next = "start"
-                with m.If(d.policy & ~self._asked):
-                    m.next = "check"
-                with m.Elif(d.post & ~self.code.any()):
-                    m.next = "post"
-        with m.State("post"):
-            m.d.comb += [
-                self.fetching.eq(1),
-                self.request.valid.eq(~self._waits),
-                self.request.payload.address.eq(d.post_address),
-                self.request.payload.bytes.eq(POST_BYTES),
-            ]
-            with m.If(self.request.valid & self.request.ready):
-                m.next = "fetch post"
-        with m.State("fetch post"):
-            m.d.comb += [
-                self.fetching.eq(1),
-                self.word.ready.eq(1),
-                self.done.ready.eq(~self.word.valid | self.word.payload.last),
-            ]
-            with m.If(self.word.valid):
-                m.d.sync += self._post_number.eq(self._post_number + 1)
-                for i in range(8 * POST_BYTES // self._config.data_width):
-                    with m.If(_is(self._post_number, i)):
-                        word = self.word.payload.data
-                        m.d.sync += self._post.word_select(i, self._config.data_width).eq(word)
-            with m.If(self.done.valid & self.done.ready):
-                m.d.sync += self._post_status.eq(self.done.payload)
-                m.next = "check post"
-        with m.State("check post"):
-            m.d.sync += self._has_post.eq(1)
-            m.next = "start"
