@@ -1,9 +1,22 @@
 """Cycles of a product on the accelerator (docs/accelerator.md)."""
 
+import struct
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from model.accelerator import CHUNK, DESCRIPTOR_BYTES, AcceleratorConfig, Format, Mode
+from model.accelerator import (
+    CHUNK,
+    DESCRIPTOR_BYTES,
+    MEANINGS,
+    AcceleratorConfig,
+    Descriptor,
+    ErrorCode,
+    Format,
+    Mode,
+    Operand,
+    check,
+)
 from model.pe import DEPOSIT, READ_AFTER_WRITE
 
 __all__ = ["Product", "predict"]
@@ -65,6 +78,38 @@ class Product:
     w_refined: float = 0.0
 
 
+def _code(config: AcceleratorConfig, p: Product) -> ErrorCode | None:
+    """Return what the accelerator says of such a descriptor; None if a value does not fit its field."""
+    nowhere = Operand(0, 0)
+    sizes = (p.m, p.n, p.k, p.tile_m, p.tile_n, p.segment)
+    try:
+        return check(config, Descriptor(p.mode, p.format, *sizes, nowhere, nowhere, 0, 0).pack())
+    except struct.error:
+        return None
+
+
+def _refuse(config: AcceleratorConfig, product: Product) -> None:
+    """Raise ValueError if no descriptor may be so, naming the one parameter that the smallest value would set right."""
+    code = _code(config, product)
+    if code == ErrorCode.OK:
+        return
+    reason = "no number for its field" if code is None else MEANINGS[code]
+    least: dict[str, Any] = {
+        "tile_m": 1,
+        "segment": 1,
+        "tile_n": 1,
+        "k": config.lanes,
+        "m": 1,
+        "n": 1,
+        "mode": Mode.NVFP4,
+        "format": 0,
+    }
+    for name, value in least.items():
+        if _code(config, replace(product, **{name: value})) == ErrorCode.OK:
+            raise ValueError(f"{name} must be as a descriptor may have it, not {getattr(product, name)}: {reason}")
+    raise ValueError(f"product must be as a descriptor may have it, not {product}: {reason}")
+
+
 def _row_cycles(
     config: AcceleratorConfig, start: int, vectors: int, refined: bool, octets: float, latency: int
 ) -> float:
@@ -99,11 +144,17 @@ def predict(config: AcceleratorConfig, product: Product, read_latency: int = 0, 
     -------
     int
 
+    Raises
+    ------
+    ValueError
+        The accelerator would refuse a descriptor with these parameters, see :func:`model.accelerator.check`.
+
     Notes
     -----
     A recursion over segments: a segment is loaded when there is room and the bus has brought the one before; computing follows when it is there
     and the one before is done; a tile drains when it and the one before are done. It is supposed that `outstanding` bursts hide the memory's latency.
     """
+    _refuse(config, product)
     p = product
     kv = p.k // config.lanes
     fp2, refined = p.mode == Mode.AUTOFP2, p.mode == Mode.AUTOFP6

@@ -45,7 +45,7 @@ from model.vmac import GROUP, SUBGROUP, SUBGROUPS
 from sim.axi_memory import BusError, Command, MemoryHarness, Run, Timing
 from sim.design import config_of, generated
 from sim.gemm import layer_products, operands_of
-from sim.image import Image, Output, Plan, plan, plans, product_bytes, shared_masks
+from sim.image import REFINED, Image, Output, Plan, plan, plans, product_bytes, shared_masks
 from sim.runner import SimulationError
 
 __all__ = [
@@ -70,6 +70,8 @@ __all__ = [
 
 MEMORY = 1 << 25
 """Bytes of the simulated memory."""
+MOST_SEGMENTS = 1 << 20
+"""Most segments of a product that ``--predict`` takes: some seconds."""
 MEMORY_LIMIT = 1 << 28
 """Most bytes of the memory of ``--product``, which grows with the product."""
 BASE = 0x8000_0000
@@ -1389,6 +1391,38 @@ def product_memory(config: AcceleratorConfig, m: int, n: int, k: int) -> int:
     return max(MEMORY, 1 << (needed - 1).bit_length())
 
 
+def predicted_lines(
+    config: AcceleratorConfig, m: int, n: int, k: int, out: Literal["raw", "fp32"], latency: int
+) -> Iterator[str]:
+    """Yield a table of the plan of a product in every mode, and the cycles that the model predicts, without any simulation.
+
+    Raises
+    ------
+    ValueError
+        A size is outside its range, or predicting would take too long.
+    """
+    padded = -(-k // config.lanes) * config.lanes
+    yield f"{'M':>7} {'N':>7} {'K':>7} {'mode':8} {'tile':>8} {'segment':>7} {'tiles':>7} {'predicted':>10} {'use %':>6}"
+    for mode in NAMES:
+        if mode == Mode.AUTOFP6 and config.refinement == "none":
+            continue
+        found = plan(config, mode, m, n, padded)
+        segments = found.tiles * -(-padded // (config.lanes * found.segment))
+        if segments > MOST_SEGMENTS:
+            raise ValueError(f"--predict must be of sizes that take at most {MOST_SEGMENTS} segments, not {segments}")
+        refined = REFINED if mode == Mode.AUTOFP6 else 0.0
+        kind = Format.RAW if out == "raw" else Format.FP32
+        sizes = (m, n, padded, found.tile_m, found.tile_n, found.segment)
+        product = accelerator_cycles.Product(mode, kind, *sizes, refined, refined)
+        cycles = accelerator_cycles.predict(config, product, latency, latency)
+        vectors = -(-n // 2) if mode == Mode.AUTOFP2 else n
+        use = m * vectors * (padded // config.lanes) / (cycles * config.rows * config.columns)
+        tile = f"{found.tile_m}×{found.tile_n}"
+        yield (
+            f"{m:>7} {n:>7} {padded:>7} {NAMES[mode]:8} {tile:>8} {found.segment:>7} {found.tiles:>7} {cycles:>10} {100 * use:>6.1f}"
+        )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m sim.accelerator",
@@ -1402,6 +1436,14 @@ def _parser() -> argparse.ArgumentParser:
         "--product", nargs=3, type=int, metavar=("M", "N", "K"), help="one size instead, random numbers, in every mode"
     )
     what.add_argument(
+        "--predict",
+        nargs=3,
+        type=int,
+        metavar=("M", "N", "K"),
+        help="tiles and predicted cycles of one size instead, in every mode, at once and without simulation; "
+        f"AutoFP6 is supposed to refine {REFINED} subgroups of a vector on either side",
+    )
+    what.add_argument(
         "--extended", action="store_true", help="AutoFP6 beside NVFP4 with a longer K, on a layer's projections"
     )
     what.add_argument("--random", type=int, metavar="N", help="N random products in several configurations instead")
@@ -1411,16 +1453,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--rows", type=int, default=4, help="rows of the array (default: 4)")
     add("--columns", type=int, default=4, help="columns of the array (default: 4)")
     add("--data-width", type=int, default=128, help="bits of the data bus (default: 128)")
-    add("--out", choices=("raw", "fp32"), default="raw", help="what a layer's products give (default: raw)")
+    add(
+        "--out",
+        choices=("raw", "fp32"),
+        default="raw",
+        help="what a layer's products give, or --predict (default: raw)",
+    )
     add(
         "--stalls",
         type=int,
-        help="chance of a stall per channel and cycle, in 1/256 (default: 40; 0 with --shapes, --product and --extended)",
+        help="chance of a stall per channel and cycle, in 1/256 (default: 40; 0 with --shapes, --product, --predict and --extended)",
     )
     add(
         "--latency",
         type=int,
-        help="cycles that memory takes longer (default: 20; 0 with --shapes, --product and --extended)",
+        help="cycles that memory takes longer (default: 20; 0 with --shapes, --product, --predict and --extended)",
     )
     add("--seed", type=int, default=1, help="seed of stalls and random numbers (default: 1)")
     add("--simulator", choices=("verilator", "icarus"), default="verilator")
@@ -1431,7 +1478,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns 0 if every product is right, 1 if not, 2 for wrong arguments."""
     options = _parser().parse_args(arguments)
-    ideal = options.shapes or options.extended or options.product
+    ideal = options.shapes or options.extended or options.product or options.predict
     stalls = options.stalls if options.stalls is not None else 0 if ideal else 40
     latency = options.latency if options.latency is not None else 0 if ideal else 20
     try:
@@ -1446,6 +1493,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ValueError(f"--data-width must be a power of two from 64 to 1024, not {width}")
         config = AcceleratorConfig(**sizes)
         memory = product_memory(config, *options.product) if options.product else MEMORY
+        if options.predict:
+            if stalls or options.json:
+                raise ValueError("--predict takes neither --stalls nor --json")
+            m, n, k = options.predict
+            print("\n".join(predicted_lines(config, m, n, k, options.out, latency)))
+            return 0
         if options.json is not None and not options.json.parent.is_dir():
             raise ValueError(f"--json must be in a folder that exists, not {options.json}")
         if not (options.shapes or options.product) and options.random is None:

@@ -19,6 +19,7 @@ from model.tile_engine import EngineConfig
 from model.vmac import GROUP, SUBGROUP, SUBGROUPS
 from sim.design import config_of, generated
 from sim.harness import BulkHarness
+from sim.runner import SimulationError
 from sim.tiles import MODES, command_word, entry_words
 
 __all__ = ["Gemm", "GemmError", "GemmResult", "Product", "layer_products", "main", "operands_of"]
@@ -436,7 +437,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         print(f"sim.gemm: {error}", file=sys.stderr)
         return 2
-    gemm = Gemm(rows=options.rows, columns=options.columns)
+    try:
+        gemm = Gemm(rows=options.rows, columns=options.columns)
+    except (SimulationError, OSError) as error:
+        print(f"sim.gemm: {error}", file=sys.stderr)
+        return 1
     elements = options.rows * options.columns
     failed = False
     print(

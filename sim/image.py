@@ -27,7 +27,7 @@ from model.memory import pack_nibbles, unpack_masks, unpack_nibbles, unpack_offs
 from model.pe import OFFSET_BYTES, READ_AFTER_WRITE, Operands
 from model.vmac import GROUP, SUBGROUPS
 
-__all__ = ["Image", "Output", "Plan", "output_bytes", "plan", "plans", "product_bytes", "shared_masks"]
+__all__ = ["REFINED", "Image", "Output", "Plan", "output_bytes", "plan", "plans", "product_bytes", "shared_masks"]
 
 PAD = 64
 """Least alignment of arrays and of their ends, in bytes: a bus may read the rest of a beat."""
@@ -39,7 +39,7 @@ _SEGMENT = 16
 """K-vectors of a segment: fewer cost bus time, more let computing start later."""
 _COMPARED, _MOST_PREDICTED = 12, 4096
 """Plans whose cycles are predicted, and the most segments of a product for which they are."""
-_REFINED = 1.6
+REFINED = 1.6
 """Refined subgroups of a vector, of weights and of activations, that a prediction supposes: the usual budget of a fifth."""
 
 
@@ -526,7 +526,7 @@ def plan(
 
     def predicted(chosen: Plan) -> tuple[int, int, int]:
         sizes = (m, n, k, chosen.tile_m, chosen.tile_n, chosen.segment)
-        product = Product(mode, Format.RAW, *sizes, _REFINED, _REFINED)
+        product = Product(mode, Format.RAW, *sizes, REFINED, REFINED)
         return predict(config, product), chosen.tiles, -chosen.tile_m
 
     shorter = (dataclasses.replace(chosen, segment=min(chosen.segment, _SEGMENT // 2)) for chosen in found[:_COMPARED])

