@@ -327,7 +327,7 @@ def test_flags_of_post_processing_are_reserved_without_a_unit():
 
 
 def test_the_mode_that_the_policy_picks_is_the_one_that_is_checked():
-    descriptor = good(PPU, policy=True, tile_n=PPU.weight_depth // 2, segment=2, out_scale_low=0x40000000).pack()
+    descriptor = good(PPU, policy=True, tile_n=64, segment=8, out_scale_low=0x40000000).pack()
     assert [check(PPU, descriptor, precision) for precision in (None, 2, 4, 6)] == [
         ErrorCode.POLICY,
         ErrorCode.TILE,
@@ -353,7 +353,7 @@ POSTS = {
     ("expected", "values"), [(key, values) for key, cases in POSTS.items() for values in cases], ids=str
 )
 def test_a_single_fault_of_a_block_gives_its_code(expected, values):
-    octets = good(PPU, post=16).pack()
+    octets = good(PPU, post=16, tile_n=2).pack()
     assert check_post(PPU, octets, PostBlock(groups=True).pack()) == ErrorCode.OK
     assert check_post(PPU, octets, PostBlock(**{"groups": True, **values}).pack()) == expected
 
