@@ -229,7 +229,7 @@ class WriteShare(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """Build the choice of requests, the order of words, and the way of ends."""
         m = Module()
-        Value.cast(self.done.payload).attrs.update(lint_unused("it goes by"))
+        Value.cast(self.done.payload).attrs.update(lint_unused("statuses go by to both users"))
         lane = exact_log2(self._config.beat_bytes)
         layout = request_layout(self._config)
         m.submodules.requests = requests = StreamBuffer(layout)
