@@ -895,12 +895,12 @@ class Accelerator:
         image = self.image(rng)
         placed: list[tuple[Descriptor, Output, Plan]] = []
         for number, product in enumerate(products):
-            source = None
+            source, scale = None, None
             if isinstance(product.a, GroupsOf):
                 if not 0 <= product.a.product < number:
                     raise ValueError(f"a must be the groups of an earlier product, not of {product.a.product}")
-                source = placed[product.a.product][1]
-            placed.append(self.place(image, product, source, _scale_of(products, product)))
+                source, scale = placed[product.a.product][1], _scale_of(products, product)
+            placed.append(self.place(image, product, source, scale))
         descriptors, outputs, found = zip(*placed, strict=True)
         timing = timing or self.timing
         slow = 256 / (256 - max(timing.chances.values(), default=0))
