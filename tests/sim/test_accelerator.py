@@ -516,7 +516,9 @@ def test_what_is_no_product_is_refused(accelerator, products, message):
 
 
 def test_parameters_that_there_are_not_are_named():
-    with pytest.raises(TypeError, match=r"^bogus is no parameter; those of the accelerator are lanes, .*outstanding, ppu$"):
+    with pytest.raises(
+        TypeError, match=r"^bogus is no parameter; those of the accelerator are lanes, .*outstanding, ppu$"
+    ):
         Accelerator(bogus=1)
 
 
