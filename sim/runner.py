@@ -42,6 +42,7 @@ __all__ = [
     "run_folder",
     "seed_from_environment",
     "waves_from_environment",
+    "with_loops",
 ]
 
 SIMULATORS = ("verilator", "icarus")
@@ -426,6 +427,32 @@ def run_folder(name: str, keep: bool = False) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+# As Yosys writes the power-up values of a memory: a statement per word.
+_ZEROS = re.compile(r"^  initial begin\n    (\w+)\[0\] = (\d+'h0+);\n((?:    \1\[\d+\] = \2;\n)*)  end\n", re.MULTILINE)
+
+
+def with_loops(text: str) -> str:
+    """Return Verilog with a loop in place of the statements that set a memory to zero, which Verilator makes a third of its C++ of.
+
+    Parameters
+    ----------
+    text : str
+        As `hdl.lib.verilog` writes it; memories that start with anything else are left as they are.
+    """
+
+    def loop(found: re.Match[str]) -> str:
+        name, zero, rest = found.groups()
+        depth = rest.count("\n") + 1
+        if rest != "".join(f"    {name}[{at}] = {zero};\n" for at in range(1, depth)):
+            return found[0]
+        return (
+            f"  initial begin : {name}_zeros\n    integer at;\n    /* verilator unroll_disable */\n"
+            f"    for (at = 0; at < {depth}; at = at + 1) {name}[at] = {zero};\n  end\n"
+        )
+
+    return _ZEROS.sub(loop, text)
+
+
 def _write_sources(folder: Path, sources: Mapping[str, str]) -> list[Path]:
     paths = []
     for name, text in sources.items():
@@ -479,6 +506,8 @@ def build_bulk(
     """
     tool = find_simulator(simulator)
     _check_paths(tool)
+    if simulator == "verilator":
+        sources = {name: with_loops(text) for name, text in sources.items()}
 
     def fill(folder: Path) -> None:
         if simulator == "icarus":
@@ -563,6 +592,8 @@ def build_cocotb(
     tool = find_simulator(simulator)
     _check_paths(tool)
     cocotb_version = find_cocotb()
+    if simulator == "verilator":
+        sources = {name: with_loops(text) for name, text in sources.items()}
 
     def fill(folder: Path) -> None:
         _check_compiler(tool)

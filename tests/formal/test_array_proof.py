@@ -12,8 +12,9 @@ import hdl.lib.streams
 from hdl.array import DrainNode
 from hdl.lib.streams import StreamBuffer, multicast
 from hdl.lib.verilog import to_verilog
+from tests.changed import changed
 from tests.formal.prove import prove
-from tests.formal.test_output_proof import STABLE, Watched, changed
+from tests.formal.test_output_proof import STABLE, Watched
 
 # A source keeps its offers. The words of both sources are numbered; those of own tiles end with `last`, and so do those from behind.
 NODE = """
@@ -105,12 +106,12 @@ NODE_BUGS = {
 
 @pytest.mark.parametrize("bug", NODE_BUGS)
 def test_bugs_of_a_link_are_caught(bug):
-    found = node_outcome(changed(DrainNode, hdl.array, *NODE_BUGS[bug]), cycles=8)
+    found = node_outcome(changed(DrainNode, NODE_BUGS[bug]), cycles=8)
     assert set(found.failed) & STATEMENTS
 
 
 def test_a_buffer_that_lets_new_words_pass_is_caught(monkeypatch):
-    monkeypatch.setattr(StreamBuffer, "elaborate", changed(StreamBuffer, hdl.lib.streams, *HASTY).elaborate)
+    monkeypatch.setattr(StreamBuffer, "elaborate", changed(StreamBuffer, HASTY).elaborate)
     assert {"same", "counted", "as_they_came"} & set(node_outcome(cycles=6).failed)
 
 
@@ -170,9 +171,7 @@ def test_a_chain_goes_on_while_elements_have_words_and_the_taker_takes():
 
 
 def test_a_chain_that_stops_is_caught(monkeypatch):
-    broken = changed(
-        DrainNode, hdl.array, "buffer.input.valid.eq(source.valid)", "buffer.input.valid.eq(source.valid & chosen)"
-    )
+    broken = changed(DrainNode, ("buffer.input.valid.eq(source.valid)", "buffer.input.valid.eq(source.valid & chosen)"))
     monkeypatch.setitem(globals(), "DrainNode", broken)
     assert "progress" in chain_outcome(cycles=12).failed
 
