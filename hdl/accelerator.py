@@ -1,5 +1,6 @@
 """Accelerator: products from memory to memory, by descriptors and over AXI (paper, section 6.1 and figure 9; docs/accelerator.md)."""
 
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
@@ -11,12 +12,16 @@ from hdl.dma import ReadDma, WriteDma, request_layout
 from hdl.lib.arith import selected
 from hdl.lib.axi import Axi4, Axi4Lite, axi_meanings, flat_members
 from hdl.lib.verilog import lint_unused
-from hdl.loader import Loader
+from hdl.loader import READ_BASE, Loader
 from hdl.output import OutputStage
+from hdl.policy import PolicyUnit
+from hdl.post_output import PostStage
 from hdl.registers import Interrupt, RegisterBank
+from hdl.side_reader import ReadShare
 from hdl.tile_engine import TileEngine
-from model.accelerator import MAGIC, RECORD_BYTES, RECORD_OFFSET, REGISTERS, AcceleratorConfig, ErrorCode
+from model.accelerator import MAGIC, RECORD_BYTES, RECORD_OFFSET, AcceleratorConfig, ErrorCode, Mode, registers_of
 from model.dma import DmaStatus
+from model.policy import PolicyFormat
 
 __all__ = ["Accelerator", "Recorder"]
 
@@ -33,12 +38,13 @@ def _log2(power: int) -> int:
 
 def record_layout() -> data.StructLayout:
     """Return the layout of a record in memory, see :class:`model.accelerator.Record`."""
-    return data.StructLayout({"code": 8, "status": 8, "number": 16, "cycles": 32, "spare": 64})
+    return data.StructLayout({"code": 8, "status": 8, "number": 16, "cycles": 32, "activity": 32, "energy": 32})
 
 
 def end_layout(config: AcceleratorConfig) -> data.StructLayout:
     """Return the layout of how a product ended."""
-    return data.StructLayout({"descriptor": config.address_width, "code": 8, "status": 8, "cycles": 32})
+    post = {"activity": 32, "energy": 32} if config.ppu else {}
+    return data.StructLayout({"descriptor": config.address_width, "code": 8, "status": 8, "cycles": 32, **post})
 
 
 class Recorder(wiring.Component):
@@ -88,6 +94,7 @@ class Recorder(wiring.Component):
             record.status.eq(end.status),
             record.number.eq(self.completed),
             record.cycles.eq(end.cycles),
+            *(record[name].eq(end[name]) for name in (("activity", "energy") if config.ppu else ())),
             self.request.payload.address.eq(end.descriptor + RECORD_OFFSET),
             self.request.payload.bytes.eq(RECORD_BYTES),
             self.code.eq(end.code),
@@ -141,7 +148,7 @@ class Accelerator(wiring.Component):
 
     Members
     -------
-    s_axi_* : AXI4-Lite subordinate, the registers of :data:`model.accelerator.REGISTERS`
+    s_axi_* : AXI4-Lite subordinate, the registers of :func:`model.accelerator.registers_of`
     m_axi_* : AXI4 manager
     irq : Out(1)
     """
@@ -155,7 +162,7 @@ class Accelerator(wiring.Component):
 
     def __init__(self, config: AcceleratorConfig | None = None):
         self._config = config = config or AcceleratorConfig()
-        control = Axi4Lite(REGISTERS.address_width).flip()
+        control = Axi4Lite(registers_of(config).address_width).flip()
         memory = Axi4(config.address_width, config.data_width, config.id_width)
         super().__init__({**flat_members(_CONTROL, control), **flat_members(_MEMORY, memory), "irq": Out(1)})
 
@@ -168,11 +175,14 @@ class Accelerator(wiring.Component):
         """Connect registers, queue, loader, tile engine, output stage and DMA engines."""
         m = Module()
         config = self._config
-        m.submodules.registers = registers = RegisterBank(REGISTERS)
+        m.submodules.registers = registers = RegisterBank(registers_of(config))
         m.submodules.queue = queue = DescriptorQueue(config)
         m.submodules.loader = loader = Loader(config)
         m.submodules.engine = engine = TileEngine(config.engine)
-        m.submodules.output = output = OutputStage(config.engine, config.data_width, config.address_width)
+        output: Any = (
+            PostStage(config) if config.ppu else OutputStage(config.engine, config.data_width, config.address_width)
+        )
+        m.submodules.output = output
         m.submodules.recorder = recorder = Recorder(config)
         m.submodules.read = read = ReadDma(config.dma)
         m.submodules.write = write = WriteDma(config.dma)
@@ -181,9 +191,12 @@ class Accelerator(wiring.Component):
         cycle = Signal(32)
         m.d.sync += cycle.eq(cycle + 1)
 
+        products = Signal(range(_MOST_PRODUCTS + 1))
+
         # The queue has the read engine while the loader is idle.
         m.d.comb += [
             queue.loading.eq(loader.busy),
+            queue.ended.eq(~(products.any() | recorder.busy)),
             queue.cycle.eq(cycle),
             loader.job.eq(queue.job),
             loader.start.eq(queue.start),
@@ -191,7 +204,11 @@ class Accelerator(wiring.Component):
             loader.since.eq(queue.since),
             loader.descriptor.eq(queue.descriptor),
         ]
-        self._share(m, queue.fetching, queue, loader, read, ("request",), ("word", "done"))
+        reader: Any = read
+        if config.ppu:
+            reader = self._share_reads(m, output, read)
+            wiring.connect(m, queue.block, output.block)
+        self._share(m, queue.fetching, queue, loader, reader, ("request",), ("word", "done"))
         wiring.connect(m, loader.load, engine.load)
         for inner, outer in zip(engine.result, output.result, strict=True):
             wiring.connect(m, inner, outer)
@@ -226,7 +243,6 @@ class Accelerator(wiring.Component):
 
         # Ends. All that a product raised is there when nothing of it is on its way.
         quiet = Signal()
-        products = Signal(range(_MOST_PRODUCTS + 1))
         # A tile without an address has no rows for the output stage.
         beyond, output_error = Signal(), Signal(2)
         with m.If(sends & token.starts & token.output.beyond):
@@ -234,7 +250,41 @@ class Accelerator(wiring.Component):
         with m.If(ends):
             m.d.sync += beyond.eq(0)
         m.d.comb += output_error.eq(Mux(output.error.any(), output.error, Mux(beyond, DmaStatus.REFUSED, 0)))
-        code: Value = Mux(token.code.any(), token.code, Mux(output_error.any(), _WRITE_BASE + output_error, 0))
+        code: Value = Mux(output_error.any(), _WRITE_BASE + output_error, 0)
+        fails: Value = output_error.any()
+        raised = Const(0, 4)
+        if config.ppu:
+            read_error = Signal(2)
+            m.d.comb += read_error.eq(output.read_error)
+            code = Mux(read_error.any(), READ_BASE + read_error, code)
+            fails |= read_error.any()
+            command = token.tile.command
+            refines = command.refine_en if config.refinement != "none" else Const(0, 1)
+            ran = Mux(command.mode_nvfp4, Mux(refines, Mode.AUTOFP6, Mode.NVFP4), Mode.AUTOFP2)
+            raised = Cat(output.status, Mux(recorder.end.payload.code.any(), 0, ran))
+            posting = Signal()
+            with m.If(sends & token.starts):
+                m.d.sync += posting.eq(token.output.post)
+            with m.If(ends):
+                m.d.sync += posting.eq(0)
+            m.d.comb += output.release.eq(ends & posting)
+            m.d.comb += [
+                getattr(output.tile.payload, name).eq(token.output[name])
+                for name in ("post", "first", "begin", "last", "index")
+            ]
+            reports = Signal()
+            m.d.comb += reports.eq(output.reported & ~recorder.end.payload.code.any())
+            for name in ("activity", "energy"):
+                number = getattr(output.report, name).as_value()
+                m.d.comb += recorder.end.payload[name].eq(number & reports.replicate(32))
+            observed = Signal(32)
+            observes = Signal()
+            m.d.comb += [
+                observes.eq(ends & reports & output.observe),
+                observed.eq(output.report.activity),
+            ]
+            self._add_policy(m, registers, queue, observes, observed)
+        code = Mux(token.code.any(), token.code, code)
         status = Signal(config_status(engine), attrs=lint_unused("no command and no load is bad here"))
         m.d.comb += [
             quiet.eq(~running & ~engine.busy & output.idle),
@@ -243,13 +293,13 @@ class Accelerator(wiring.Component):
             status.eq(engine.status),
             recorder.end.payload.descriptor.eq(token.descriptor),
             recorder.end.payload.code.eq(code),
-            recorder.end.payload.status.eq(status.elements.as_value()[:4]),
+            recorder.end.payload.status.eq(Cat(status.elements.as_value()[:4], raised)),
             recorder.end.payload.cycles.eq(cycle - token.since),
             engine.clear.eq(ends),
             output.clear.eq(ends),
-            output.discard.eq(output_error.any()),
+            output.discard.eq(fails),
             # What goes wrong at the output may belong to a product before the one that is loaded.
-            loader.stop.eq(output_error.any() & (products == 1)),
+            loader.stop.eq(fails & (products == 1)),
         ]
         m.d.sync += products.eq(products + queue.start - ends)
         self._share(m, recorder.busy, recorder, output, write, ("request", "word"), ("done",))
@@ -298,6 +348,73 @@ class Accelerator(wiring.Component):
                     m.d.comb += inside.eq(outside) if member.flow == In else outside.eq(inside)
 
     @staticmethod
+    def _share_reads(m: Module, output: PostStage, read: ReadDma) -> Any:
+        """Let post-processing read beside the others; return what stands for the read engine to these."""
+        m.submodules.reads = reads = ReadShare(read.config)
+        for name in ("request", "word", "done"):
+            wiring.connect(m, getattr(reads, name), getattr(read, name))
+            wiring.connect(m, getattr(reads, f"user_{name}")[1], getattr(output, f"read_{name}"))
+        return _User(*(getattr(reads, f"user_{name}")[0] for name in ("request", "word", "done")))
+
+    @staticmethod
+    def _add_policy(
+        m: Module, registers: RegisterBank, queue: DescriptorQueue, observes: Signal, observed: Signal
+    ) -> None:
+        """Build the policy unit with its registers: it gets ``observed`` with ``observes``, and tells the queue."""
+        m.submodules.policy = policy = PolicyUnit()
+        settings = policy.settings
+        for name in PolicyFormat().settings:
+            if name != "levels":
+                register = next(r for r in ("rules", "weights", "tau") if hasattr(registers, f"policy_{r}_{name}"))
+                m.d.comb += getattr(settings, name).eq(getattr(registers, f"policy_{register}_{name}"))
+        for i in range(PolicyFormat().level_slots):
+            m.d.comb += settings.levels[i].eq(getattr(registers, f"policy_levels_level_{i}"))
+
+        # A step and an activity wait until the unit takes them. Without a step there is nobody to take an activity.
+        started, activity, activity_waits, step, step_waits = (
+            Signal(),
+            Signal(32),
+            Signal(),
+            Signal(policy.step.payload.shape()),
+            Signal(),
+        )
+        clear = registers.policy_step_clear
+        m.d.comb += [
+            policy.clear.eq(clear),
+            policy.activity.payload.as_value().eq(activity),
+            policy.activity.valid.eq(activity_waits),
+            policy.step.payload.eq(step),
+            policy.step.valid.eq(step_waits),
+        ]
+        with m.If(policy.activity.ready):
+            m.d.sync += activity_waits.eq(0)
+        with m.If(observes & started):
+            m.d.sync += [activity_waits.eq(1), activity.eq(observed)]
+        with m.If(policy.step.ready):
+            m.d.sync += step_waits.eq(0)
+        with m.If(step_waits & policy.step.ready):
+            m.d.sync += started.eq(1)
+        with m.If(registers.policy_step_begin):
+            m.d.sync += [
+                step_waits.eq(1),
+                step.entropy.eq(registers.policy_step_entropy),
+                step.decode.eq(registers.policy_step_decode),
+            ]
+        with m.If(clear):
+            m.d.sync += [started.eq(0), activity_waits.eq(0), step_waits.eq(registers.policy_step_begin)]
+        m.d.comb += [
+            queue.precision.eq(policy.precision),
+            queue.ready.eq(policy.valid),
+            queue.settled.eq(~activity_waits & ~step_waits & (policy.valid | ~started)),
+            registers.policy_state_valid.eq(policy.valid),
+            registers.policy_state_spike.eq(policy.spike),
+            registers.policy_state_saturated.eq(policy.status.saturated),
+            registers.policy_state_invalid.eq(policy.status.invalid),
+            registers.policy_state_precision.eq(policy.precision),
+            registers.policy_state_level.eq(policy.level),
+        ]
+
+    @staticmethod
     def _share(
         m: Module,
         choose: Value,
@@ -324,6 +441,15 @@ class Accelerator(wiring.Component):
                     m.d.comb += source.ready.eq(target.ready)
 
 
+@dataclass
+class _User:
+    """Streams that stand for a read engine."""
+
+    request: Any
+    word: Any
+    done: Any
+
+
 _MOST_PRODUCTS = 31
 """More than the queue of tokens can hold the ends of."""
 
@@ -342,7 +468,9 @@ def config_status(engine: TileEngine) -> Any:
 
 def _identity(config: AcceleratorConfig) -> dict[str, int]:
     """Return the values of registers that say what was built."""
+    post = {"features_ppu": 1} if config.ppu else {}
     return {
+        **post,
         "id_magic": MAGIC,
         "array_rows": config.rows,
         "array_columns": config.columns,

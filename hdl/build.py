@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import typing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from hdl.vmac import Vmac
 from hdl.vmac_autofp2 import VmacAutoFp2
 from hdl.vmac_nvfp4 import VmacNvfp4
 from hdl.weight_encoder import WeightEncoder
-from model.accelerator import REGISTERS, AcceleratorConfig
+from model.accelerator import AcceleratorConfig, registers_of
 from model.array import ArrayConfig
 from model.dma import DmaConfig
 from model.pe import PeConfig
@@ -56,15 +56,15 @@ class Block:
         A frozen dataclass with a default for every parameter.
     summary : str
         One line.
-    registers : RegisterMap, optional
-        Registers that a driver sees; written as Markdown, C header and JSON beside the Verilog.
+    registers : callable, optional
+        Gives the registers of a configuration that a driver sees; written as Markdown, C header and JSON beside the Verilog.
     """
 
     name: str
     component: type[wiring.Component]
     config: type
     summary: str
-    registers: RegisterMap | None = None
+    registers: Callable[[Any], RegisterMap] | None = None
 
     def parameters(self) -> dict[str, Any]:
         """Names and defaults of the parameters."""
@@ -94,7 +94,11 @@ BLOCKS = {
         Block("array", Array, ArrayConfig, "array of processing elements with multicast buses and drain chains"),
         Block("tile_engine", TileEngine, EngineConfig, "array with the banks and weight encoders that feed it"),
         Block(
-            "accelerator", Accelerator, AcceleratorConfig, "matrix products from memory to memory, over AXI", REGISTERS
+            "accelerator",
+            Accelerator,
+            AcceleratorConfig,
+            "matrix products from memory to memory, over AXI",
+            registers_of,
         ),
         Block(
             "policy", PolicyUnit, PolicyFormat, "precision of the next layer from the activities of the layers before"
@@ -275,7 +279,7 @@ def _write(options: argparse.Namespace) -> None:
         ):
             (options.output / f"{block.name}.{suffix}").write_text(text, encoding="utf-8", newline="\n")
         if block.registers is not None:
-            emit(block.registers, options.output)
+            emit(block.registers(block.config(**parameters)), options.output)
         print(f"{options.output / block.name}.v  {dataclasses.asdict(block.config(**parameters))}")
 
 

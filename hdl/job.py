@@ -3,8 +3,10 @@
 from amaranth.hdl import Cat, Module, Signal, Value
 from amaranth.lib import data
 
+from hdl.lib.fp32 import Float
 from hdl.tile_engine import tile_layout
-from model.accelerator import CHUNK, MAX_ROWS, AcceleratorConfig
+from model.accelerator import CHUNK, MAX_ROWS, POST_ARRAYS, AcceleratorConfig
+from model.activation import Function
 from model.vmac import GROUP, SUBGROUPS
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "output_layout",
     "piece_layout",
     "place_bits",
+    "post_layout",
     "row_bits",
     "token_layout",
     "vector_bytes",
@@ -64,8 +67,9 @@ def index_bits(config: AcceleratorConfig) -> int:
 def job_layout(config: AcceleratorConfig) -> data.StructLayout:
     """Return the layout of a product that was checked: fields of its descriptor, with what follows from them.
 
-    ``kv`` are K-vectors, ``single``: activations fill more than half a bank.
+    ``kv`` are K-vectors, ``single``: activations fill more than half a bank, ``post``: there is a post block, ``numbers``: it wants numbers.
     """
+    post = {"post": 1, "numbers": 1} if config.ppu else {}
     arrays = arrays_of(config)
     operand = data.StructLayout(
         {**dict.fromkeys(arrays, config.address_width), **{f"{name}_stride": 32 for name in arrays}}
@@ -87,12 +91,18 @@ def job_layout(config: AcceleratorConfig) -> data.StructLayout:
             "w": operand,
             "out": config.address_width,
             "out_stride": 32,
+            **post,
         }
     )
 
 
 def output_layout(config: AcceleratorConfig) -> data.StructLayout:
-    """Return the layout of what the output stage is told of a tile, see :class:`hdl.output.OutputStage`; ``beyond``: it has no address."""
+    """Return the layout of what the output stage is told of a tile, see :class:`hdl.output.OutputStage`; ``beyond``: it has no address.
+
+    With a post-processing unit also: ``post``: its outputs go there, ``first``: it is its panel's first, ``begin`` and ``last``: its product's,
+    ``index``: of its first output in a row.
+    """
+    post = {"post": 1, "first": 1, "begin": 1, "last": 1, "index": MAX_ROWS.bit_length()} if config.ppu else {}
     return data.StructLayout(
         {
             "address": config.address_width,
@@ -102,6 +112,22 @@ def output_layout(config: AcceleratorConfig) -> data.StructLayout:
             "outputs": (2 * config.columns * config.max_n).bit_length(),
             "fp32": 1,
             "scale": 32,
+            **post,
+        }
+    )
+
+
+def post_layout(config: AcceleratorConfig) -> data.StructLayout:
+    """Return the layout of a post block that was checked, see :class:`model.accelerator.PostBlock`."""
+    flags = ("adds", "numbers", "groups", "shared", "refine", "measure", "begin", "report", "observe")
+    return data.StructLayout(
+        {
+            "function": Function,
+            **dict.fromkeys(flags, 1),
+            "group_scale": Float,
+            "threshold": Float,
+            **dict.fromkeys((*POST_ARRAYS, "next_mask"), config.address_width),
+            **{f"{name}_stride": 32 for name in POST_ARRAYS},
         }
     )
 

@@ -112,6 +112,7 @@ class ReadShare(wiring.Component):
     def elaborate(self, platform: object) -> Module:
         """Build the choice of requests and the way back."""
         m = Module()
+        Value.cast(self.word.payload).attrs.update(lint_unused("data go by to both users"))
         m.submodules.requests = requests = StreamBuffer(request_layout(self._config))
         m.submodules.owners = owners = StreamFifo(1, _REQUESTS)
         wiring.connect(m, requests.output, wiring.flipped(self.request))

@@ -1,6 +1,6 @@
 """Walker of the loader: the order in which a product's operands are loaded (docs/accelerator.md)."""
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.wiring import In, Out
 from amaranth.utils import exact_log2
@@ -168,6 +168,10 @@ class Walker(wiring.Component):
         # Segments and what follows them.
         tile_ends, panel_ends = Signal(), Signal()
         behind = Signal(len(job.kv) + 1)
+        beyond: Value = out_tile[-1]
+        if config.ppu:
+            # Groups alone leave no outputs where the descriptor says.
+            beyond &= ~job.post | job.numbers
         m.d.comb += [
             behind.eq(k_start + job.segment),
             tile_ends.eq(behind >= job.kv),
@@ -181,9 +185,9 @@ class Walker(wiring.Component):
             token.entries.eq(needs),
             token.tile.segment.eq(Mux(tile_ends, job.kv - k_start, job.segment)),
             token.output.address.eq(out_tile),
-            token.output.beyond.eq(out_tile[-1]),
+            token.output.beyond.eq(beyond),
             token.output.stride.eq(job.out_stride),
-            token.output.rows.eq(Mux(out_tile[-1], 0, Mux(a_left < panel_rows, a_left, panel_rows))),
+            token.output.rows.eq(Mux(beyond, 0, Mux(a_left < panel_rows, a_left, panel_rows))),
             token.output.outputs.eq(Mux(w_left < tile_rows, w_left, tile_rows)),
             token.output.fp32.eq(job.fp32),
             token.output.scale.eq(job.out_scale),
@@ -196,6 +200,19 @@ class Walker(wiring.Component):
         ]
         if refinement:
             m.d.comb += token.tile.command.refine_en.eq(job.refined)
+        if config.ppu:
+            first_panel, panel_done = Signal(name="first_panel"), Signal(name="panel_done")
+            m.d.comb += [
+                token.output.post.eq(job.post),
+                token.output.first.eq(first_tile),
+                token.output.begin.eq(first_tile & first_panel),
+                token.output.last.eq(panel_ends & (a_left <= panel_rows)),
+                token.output.index.eq(job.n - w_left),
+            ]
+            with m.If(~self.busy):
+                m.d.sync += first_panel.eq(1)
+            with m.Elif(panel_done):
+                m.d.sync += first_panel.eq(0)
 
         takes_panel, takes_segment = Signal(), Signal()
         m.d.sync += [
@@ -339,6 +356,8 @@ class Walker(wiring.Component):
                         out_tile.eq(advanced(m, "out_tile", out_tile, tile_bytes)),
                     ]
                     with m.If(panel_ends):
+                        if config.ppu:
+                            m.d.comb += panel_done.eq(1)
                         m.d.sync += a_left.eq(a_left - panel_rows)
                         m.next = "panel"
                         with m.If(a_left <= panel_rows):

@@ -1,11 +1,16 @@
 """Accelerator: configuration, descriptors, error codes and registers (paper, section 6.1 and figure 9; docs/accelerator.md)."""
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
+from model.activation import Function
+from model.block_scaled import PAD
 from model.dma import DmaConfig
-from model.registers import Enumerator, Field, Member, Register, RegisterMap, Structure
+from model.pe import OFFSET_BYTES
+from model.policy import LEVEL_BITS, PolicyConfig, PolicyFormat, PolicySettings
+from model.ppu import PpuConfig
+from model.registers import REGISTER_BYTES, Enumerator, Field, Member, Register, RegisterMap, Structure
 from model.tile_engine import EngineConfig
 
 __all__ = [
@@ -15,6 +20,10 @@ __all__ = [
     "DESCRIPTOR_BYTES",
     "MAX_ROWS",
     "PITCH",
+    "POST",
+    "POST_ARRAYS",
+    "POST_BYTES",
+    "PPU_REGISTERS",
     "RECORD",
     "RECORD_OFFSET",
     "REGISTERS",
@@ -25,8 +34,14 @@ __all__ = [
     "Format",
     "Mode",
     "Operand",
+    "PostBlock",
     "Record",
     "check",
+    "check_post",
+    "descriptor_of",
+    "mode_of",
+    "policy_words",
+    "registers_of",
 ]
 
 PITCH = 256
@@ -43,6 +58,12 @@ MAX_ROWS = (1 << 24) - 1
 CHUNK = 32
 """Most vectors of a row that are requested together."""
 MAGIC = 0x4D455541
+
+
+POST_BYTES = 128
+"""Bytes of a post block."""
+_POST, _FENCE, _POLICY = 1, 2, 4
+"""Bits of the word of flags."""
 
 
 class Mode(IntEnum):
@@ -63,7 +84,7 @@ class Format(IntEnum):
 class ErrorCode(IntEnum):
     """How a descriptor ended. Of several faults of a descriptor the lowest code is reported; ``BUS_…`` errors come while it runs.
 
-    Names of the last four groups say which access failed, and how: beyond the address space, by SLVERR, or by DECERR.
+    Names that end in ``BEYOND``, ``SLVERR`` or ``DECERR`` say which access failed, and how: beyond the address space, by SLVERR, or by DECERR.
     """
 
     OK = 0
@@ -77,6 +98,8 @@ class ErrorCode(IntEnum):
     TILE = 8
     ALIGNMENT = 9
     ADDRESS = 10
+    POLICY = 11
+    POST_FORMAT = 12
     DESCRIPTOR_BEYOND = 17
     DESCRIPTOR_SLVERR = 18
     DESCRIPTOR_DECERR = 19
@@ -89,6 +112,15 @@ class ErrorCode(IntEnum):
     RECORD_BEYOND = 29
     RECORD_SLVERR = 30
     RECORD_DECERR = 31
+    POST_BEYOND = 33
+    POST_SLVERR = 34
+    POST_DECERR = 35
+    POST_RESERVED = 36
+    POST_FLAGS = 37
+    POST_SCALE = 38
+    POST_TILE = 39
+    POST_ALIGNMENT = 40
+    POST_ADDRESS = 41
 
 
 MEANINGS = {
@@ -115,6 +147,17 @@ MEANINGS = {
     ErrorCode.RECORD_BEYOND: "the record is beyond the address space",
     ErrorCode.RECORD_SLVERR: "writing the record ended with SLVERR",
     ErrorCode.RECORD_DECERR: "writing the record ended with DECERR",
+    ErrorCode.POLICY: "the mode is to come from the policy unit, which has begun no step",
+    ErrorCode.POST_FORMAT: "there is a post block, and the output format is not FP32",
+    ErrorCode.POST_BEYOND: "the post block is beyond the address space",
+    ErrorCode.POST_SLVERR: "reading the post block ended with SLVERR",
+    ErrorCode.POST_DECERR: "reading the post block ended with DECERR",
+    ErrorCode.POST_RESERVED: "bits of the post block without a meaning are not 0, or there is no such function",
+    ErrorCode.POST_FLAGS: "the post block wants neither numbers nor groups, or shares or refines without groups, or observes without measure and report",
+    ErrorCode.POST_SCALE: "group_scale or threshold of the post block is infinite or not a number",
+    ErrorCode.POST_TILE: "groups are wanted, and a tile is neither a multiple of 32 outputs wide nor covers all",
+    ErrorCode.POST_ALIGNMENT: "an address or stride of the post block is not a multiple of 16 bytes",
+    ErrorCode.POST_ADDRESS: "an address of the post block is beyond the address space",
 }
 """What each code says."""
 
@@ -147,6 +190,8 @@ class AcceleratorConfig(EngineConfig):
         Most beats of a burst: a power of two from 1 to 256.
     outstanding : int
         Most bursts of each direction that are on their way at a time, 1 to 64.
+    ppu : bool
+        There is a post-processing unit, as wide as there are columns, and a policy unit; then there are at most 32 columns.
 
     Raises
     ------
@@ -161,9 +206,14 @@ class AcceleratorConfig(EngineConfig):
     id_width: int = 1
     max_burst: int = 16
     outstanding: int = 32
+    ppu: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if not isinstance(self.ppu, bool):
+            raise TypeError(f"ppu must be True or False, not {self.ppu!r}")
+        if self.ppu and self.columns > PAD:
+            raise ValueError(f"columns must be at most {PAD} with a post-processing unit, not {self.columns}")
         _ = self.dma
         if self.lanes & (self.lanes - 1):
             raise ValueError(f"lanes of an accelerator must be a power of two, not {self.lanes}")
@@ -178,6 +228,12 @@ class AcceleratorConfig(EngineConfig):
     def dma(self) -> DmaConfig:
         """Parameters of the DMA engines."""
         return DmaConfig(self.data_width, self.address_width, self.id_width, self.max_burst, self.outstanding)
+
+    @property
+    def post(self) -> PpuConfig:
+        """Parameters of the post-processing unit: what it refines, the elements of this accelerator can use."""
+        slots = self.slots_per_block if self.refinement == "slots" else OFFSET_BYTES
+        return PpuConfig(self.columns, min(slots, OFFSET_BYTES), self.step)
 
     @property
     def engine(self) -> EngineConfig:
@@ -228,6 +284,14 @@ class Descriptor:
     out : int
         Address of the output, row by row.
     out_stride : int
+    fence : bool
+        Nothing of its operands is read before all products before it have ended and their records are written.
+    post : int or None
+        Address of a :class:`PostBlock`. This and ``policy`` need a configuration with ``ppu``.
+    policy : bool
+        The mode is that of the policy unit's precision, see :func:`mode_of`; it waits like behind a fence.
+    out_scale_low : int
+        ``out_scale`` of a product whose mode becomes AutoFP2 by ``policy``, where sums have another unit.
     """
 
     mode: int
@@ -243,8 +307,12 @@ class Descriptor:
     out: int
     out_stride: int
     out_scale: int = 0x3F800000
+    fence: bool = False
+    post: int | None = None
+    policy: bool = False
+    out_scale_low: int = 0
 
-    _WORDS = struct.Struct("<IIIIHHIII9Q9I13I")
+    _WORDS = struct.Struct("<IIIIHHIII9Q9IIQ10I")
 
     def pack(self) -> bytes:
         """Return the descriptor's 192 bytes.
@@ -264,12 +332,14 @@ class Descriptor:
             self.tile_n,
             self.segment,
             self.out_scale,
-            0,
+            self.out_scale_low,
             *(a.codes, a.scales, a.masks, a.offsets, w.codes, w.scales, w.masks, w.offsets, self.out),
             *(a.codes_stride, a.scales_stride, a.masks_stride, a.offsets_stride),
             *(w.codes_stride, w.scales_stride, w.masks_stride, w.offsets_stride),
             self.out_stride,
-            *[0] * 13,
+            _POST * (self.post is not None) | _FENCE * self.fence | _POLICY * self.policy,
+            self.post or 0,
+            *[0] * 10,
         )
 
 
@@ -281,27 +351,49 @@ class Record:
     ----------
     code : ErrorCode
     status : int
-        Status bits of the tile engine that the descriptor raised: saturated 1, nan_scale 2, overlap 4, dropped 8.
+        Status bits that the descriptor raised: saturated 1, nan_scale 2, overlap 4, dropped 8; of post-processing nonfinite 16, clipped 32.
     number : int
         Descriptors that ended before it since the queue was started, modulo 2¹⁶.
     cycles : int
         Clock cycles from when it was fetched to when its last output was written, modulo 2³².
+    activity, energy : int
+        What the post-processing unit reported of a product that ended well, as binary32 patterns; otherwise 0.
+    mode : int
+        With ``ppu``, the mode in which it ended well; otherwise 0.
     """
 
     code: ErrorCode
     status: int
     number: int
     cycles: int
+    activity: int = 0
+    energy: int = 0
+    mode: int = 0
 
     @classmethod
     def unpack(cls, octets: bytes) -> "Record":
         """Read a record's 16 bytes."""
-        code, status, number, cycles, _ = struct.unpack("<BBHIQ", octets)
-        return cls(ErrorCode(code), status, number, cycles)
+        code, status, number, cycles, activity, energy = struct.unpack("<BBHIII", octets)
+        return cls(ErrorCode(code), status & 0x3F, number, cycles, activity, energy, status >> 6)
 
 
-def check(config: AcceleratorConfig, octets: bytes) -> ErrorCode:
+def mode_of(precision: int) -> Mode:
+    """Return the mode of a product whose precision the policy unit picks.
+
+    Examples
+    --------
+    >>> [mode_of(precision).name for precision in (2, 4, 6, 8)]
+    ['AUTOFP2', 'NVFP4', 'AUTOFP6', 'AUTOFP6']
+    """
+    if precision < 4:
+        return Mode.AUTOFP2
+    return Mode.NVFP4 if precision < 6 else Mode.AUTOFP6
+
+
+def check(config: AcceleratorConfig, octets: bytes, precision: int | None = None) -> ErrorCode:
     """Return what the accelerator says of a descriptor's 192 bytes before it runs it.
+
+    ``precision`` is that of the policy unit, None if it has begun no step. What is said of a post block, see :func:`check_post`.
 
     Raises
     ------
@@ -310,13 +402,22 @@ def check(config: AcceleratorConfig, octets: bytes) -> ErrorCode:
     """
     if len(octets) != DESCRIPTOR_BYTES:
         raise ValueError(f"octets must be {DESCRIPTOR_BYTES}, not {len(octets)}")
-    control, m, n, k, tile_m, tile_n, segment, scale, zero, *rest = Descriptor._WORDS.unpack(octets)
-    addresses, strides, spare = rest[:9], rest[9:18], rest[18:]
+    control, m, n, k, tile_m, tile_n, segment, scale, scale_low, *rest = Descriptor._WORDS.unpack(octets)
+    addresses, strides, flags, post, spare = rest[:9], rest[9:18], rest[18], rest[19], rest[20:]
     mode, kind = control & 3, control >> 4 & 3
-    if control >> 6 or control >> 2 & 3 or segment >> 16 or zero or any(spare):
+    has_post, has_policy = flags & _POST, flags & _POLICY
+    if control >> 6 or control >> 2 & 3 or segment >> 16 or any(spare) or flags & ~(_POST | _FENCE | _POLICY):
+        return ErrorCode.RESERVED
+    if ((has_post or has_policy) and not config.ppu) or (post and not has_post) or (scale_low and not has_policy):
         return ErrorCode.RESERVED
     if mode == 3 or (mode == Mode.AUTOFP6 and config.refinement == "none"):
         return ErrorCode.MODE
+    if has_policy and precision is not None:
+        mode = mode_of(precision)
+        if mode == Mode.AUTOFP2:
+            scale = scale_low
+        if mode == Mode.AUTOFP6 and config.refinement == "none":
+            return ErrorCode.MODE
     if kind > Format.FP32:
         return ErrorCode.FORMAT
     if kind == Format.FP32 and scale >> 23 & 0xFF == 0xFF:
@@ -337,11 +438,148 @@ def check(config: AcceleratorConfig, octets: bytes) -> ErrorCode:
         or pairs * segment > config.weight_depth // 2
     ):
         return ErrorCode.TILE
-    if any(value % ALIGNMENT for value in (*addresses, *strides)):
+    if any(value % ALIGNMENT for value in (*addresses, *strides, post)):
         return ErrorCode.ALIGNMENT
-    if any(address >> config.address_width for address in addresses):
+    if any(address >> config.address_width for address in (*addresses, post)):
         return ErrorCode.ADDRESS
+    if has_policy and precision is None:
+        return ErrorCode.POLICY
+    if has_post and kind != Format.FP32:
+        return ErrorCode.POST_FORMAT
     return ErrorCode.OK
+
+
+POST_ARRAYS = ("codes", "scales", "masks", "offsets", "residual", "previous")
+"""Arrays of a post block that have rows."""
+_FLAGS = ("residual", "numbers", "groups", "shared", "refine", "measure", "begin", "report", "observe")
+
+
+@dataclass(frozen=True)
+class PostBlock:
+    """What is done with a product's outputs; nothing is checked here, see :func:`check_post`.
+
+    Attributes
+    ----------
+    function : int
+        See :class:`model.activation.Function`.
+    adds : bool
+        A residual is added after the function.
+    numbers, groups : bool
+        Outputs are written as FP32 numbers, to the descriptor's ``out``; as rows of NVFP4 groups, to the arrays below.
+    shared, refine : bool
+        Two groups share a scale; refinements are chosen, with the weight masks of the next layer.
+    measure, begin, report, observe : bool
+        Compare with the numbers before the layer; the sums start at 0 with this product; they go into its record; the policy unit gets the
+        activity.
+    group_scale, threshold : int
+        Bits of FP32 numbers, see :class:`model.ppu.Job`.
+    codes, scales, masks, offsets, residual, previous, next_mask : int
+        Addresses.
+    codes_stride, scales_stride, masks_stride, offsets_stride, residual_stride, previous_stride : int
+        Bytes from a row to the next.
+    """
+
+    function: int = Function.IDENTITY
+    adds: bool = False
+    numbers: bool = False
+    groups: bool = False
+    shared: bool = False
+    refine: bool = False
+    measure: bool = False
+    begin: bool = False
+    report: bool = False
+    observe: bool = False
+    group_scale: int = 0x3F800000
+    threshold: int = 0
+    codes: int = 0
+    scales: int = 0
+    masks: int = 0
+    offsets: int = 0
+    residual: int = 0
+    previous: int = 0
+    next_mask: int = 0
+    codes_stride: int = 0
+    scales_stride: int = 0
+    masks_stride: int = 0
+    offsets_stride: int = 0
+    residual_stride: int = 0
+    previous_stride: int = 0
+
+    _WORDS = struct.Struct("<4I7Q6I8I")
+
+    def pack(self) -> bytes:
+        """Return the block's 128 bytes.
+
+        Raises
+        ------
+        struct.error
+            A value does not fit its field.
+        """
+        flags = [self.adds, *(getattr(self, name) for name in _FLAGS[1:])]
+        return self._WORDS.pack(
+            self.function | sum(1 << 8 + i for i, flag in enumerate(flags) if flag),
+            self.group_scale,
+            self.threshold,
+            0,
+            *(getattr(self, name) for name in POST_ARRAYS),
+            self.next_mask,
+            *(getattr(self, f"{name}_stride") for name in POST_ARRAYS),
+            *[0] * 8,
+        )
+
+
+def check_post(config: AcceleratorConfig, octets: bytes, post: bytes, precision: int | None = None) -> ErrorCode:
+    """Return what the accelerator says of the 128 bytes of a post block, with a descriptor that is right otherwise.
+
+    Raises
+    ------
+    ValueError
+        Not 128 bytes.
+    """
+    if len(post) != POST_BYTES:
+        raise ValueError(f"post must be {POST_BYTES} bytes, not {len(post)}")
+    control, group_scale, threshold, zero, *rest = PostBlock._WORDS.unpack(post)
+    addresses, strides, spare = rest[:7], rest[7:13], rest[13:]
+    flags = {name: bool(control >> 8 + i & 1) for i, name in enumerate(_FLAGS)}
+    if control & 15 not in list(Function) or control >> 4 & 15 or control >> 17 or zero or any(spare):
+        return ErrorCode.POST_RESERVED
+    if (
+        not (flags["numbers"] or flags["groups"])
+        or ((flags["shared"] or flags["refine"]) and not flags["groups"])
+        or (flags["observe"] and not (flags["measure"] and flags["report"]))
+    ):
+        return ErrorCode.POST_FLAGS
+    if any(scale >> 23 & 0xFF == 0xFF for scale in (group_scale, threshold)):
+        return ErrorCode.POST_SCALE
+    words = struct.unpack("<48I", octets)
+    mode = Mode(words[0] & 3)
+    if words[35] & _POLICY and precision is not None:
+        mode = mode_of(precision)
+    width = config.columns * (words[4] >> 16) << (mode == Mode.AUTOFP2)
+    if flags["groups"] and width % PAD and width < words[2]:
+        return ErrorCode.POST_TILE
+    if any(value % ALIGNMENT for value in (*addresses, *strides)):
+        return ErrorCode.POST_ALIGNMENT
+    if any(address >> config.address_width for address in addresses):
+        return ErrorCode.POST_ADDRESS
+    return ErrorCode.OK
+
+
+def policy_words(config: PolicyConfig) -> dict[str, int]:
+    """Return the words of the registers that hold the policy's parameters, by register.
+
+    Raises
+    ------
+    ValueError
+        The unit cannot hold a parameter.
+    """
+    settings = PolicySettings.of(config, PolicyFormat())
+    values = {field: getattr(settings, field) for field in PolicyFormat().settings if field != "levels"}
+    values |= {f"level_{i}": level for i, level in enumerate(settings.levels)}
+    return {
+        name: PPU_REGISTERS[name].pack(**{field.name: values[field.name] for field in PPU_REGISTERS[name].fields})
+        for name in ("policy_levels", "policy_rules", "policy_weights", "policy_tau")
+    }
 
 
 def _descriptor() -> Structure:
@@ -377,11 +615,64 @@ def _descriptor() -> Structure:
         Member(f"{name}_stride", 832 + 32 * i, 32, f"bytes from a row to the next, {text}")
         for i, (name, text) in enumerate(arrays)
     ]
+    members.append(Member("fence", 1121, 1, "begin when all products before have ended and their records are written"))
     return Structure("descriptor", 0, DESCRIPTOR_BYTES, PITCH, "one product, written by software", tuple(members))
 
 
 DESCRIPTOR = _descriptor()
-"""Where the fields of a :class:`Descriptor` lie."""
+"""Where the fields of a :class:`Descriptor` lie that every configuration has."""
+_PPU_DESCRIPTOR = replace(
+    DESCRIPTOR,
+    members=(
+        *DESCRIPTOR.members,
+        Member("out_scale_low", 224, 32, "out_scale if policy makes the mode AutoFP2; 0 without policy"),
+        Member("post", 1120, 1, "outputs are processed as the post block says"),
+        Member("policy", 1122, 1, "the policy unit picks the mode; waits like fence"),
+        Member("post_address", 1152, 64, "address of the post block; 0 without post"),
+    ),
+)
+
+
+def _post() -> Structure:
+    functions = tuple(Enumerator(f.name.lower(), int(f), f"{f.name}") for f in Function)
+    meanings = {
+        "residual": "add the residual after the function",
+        "numbers": "write FP32 numbers to the descriptor's output",
+        "groups": "write NVFP4 groups, the next layer's activations",
+        "shared": "pairs of groups share a scale",
+        "refine": "choose refinements, and write masks and offsets",
+        "measure": "compare with the numbers before the layer",
+        "begin": "sums start at 0 with this product",
+        "report": "activity and energy go into the record",
+        "observe": "the policy unit gets the activity",
+    }
+    members = [Member("function", 0, 4, "activation function", functions)]
+    members += [Member("adds" if n == "residual" else n, 8 + i, 1, meanings[n]) for i, n in enumerate(_FLAGS)]
+    members += [
+        Member("group_scale", 32, 32, "what numbers are multiplied by on their way to groups, an FP32 number"),
+        Member("threshold", 64, 32, "squared error above which a subgroup is refined, an FP32 number"),
+    ]
+    texts = {name: f"{name} of the groups" for name in POST_ARRAYS[:4]}
+    texts |= {"residual": "the residual", "previous": "the numbers before the layer"}
+    members += [Member(name, 128 + 64 * i, 64, f"address of {texts[name]}") for i, name in enumerate(POST_ARRAYS)]
+    members.append(Member("next_mask", 512, 64, "address of the next layer's weight masks, the same for all rows"))
+    members += [
+        Member(f"{name}_stride", 576 + 32 * i, 32, f"bytes from a row to the next, {texts[name]}")
+        for i, name in enumerate(POST_ARRAYS)
+    ]
+    text = "what is done with a product's outputs, written by software anywhere at a multiple of 16"
+    return Structure("post", 0, POST_BYTES, POST_BYTES, text, tuple(members))
+
+
+POST = _post()
+"""Where the fields of a :class:`PostBlock` lie."""
+
+
+def descriptor_of(config: AcceleratorConfig) -> Structure:
+    """Return where the fields of a :class:`Descriptor` lie that the configuration has."""
+    return _PPU_DESCRIPTOR if config.ppu else DESCRIPTOR
+
+
 RECORD = Structure(
     "record",
     RECORD_OFFSET,
@@ -535,3 +826,81 @@ def _registers() -> RegisterMap:
 
 REGISTERS = _registers()
 """The register map, with descriptor and record."""
+
+
+def _ppu_registers() -> RegisterMap:
+    form, defaults = PolicyFormat(), PolicySettings.of(PolicyConfig(), PolicyFormat())
+    meanings = {
+        "top": "place of the highest level",
+        "prefill_first": "place of the level that a prefill begins with",
+        "decode_first": "place of the level that a decode step begins with",
+        "n_p": "layers that change the precision in prefill",
+        "alpha": "layers that lower the precision in a decode step of high entropy, and raise it in one of low entropy",
+        "beta": "layers that raise the precision in a decode step of high entropy, and lower it in one of low entropy",
+        "first_samples": "samples without which nothing is decided",
+        "activity_weight": "weight of the activity in decode",
+        "entropy_weight": "weight of the entropy in decode",
+        "sigma_factor": "eighths of a standard deviation that a spike is above the mean",
+        "band": "eighths of a standard deviation that are on neither side of the mean",
+        "tau": f"entropy from which on a step counts as one of high entropy, in units of 2^-{form.fraction_bits}",
+    }
+
+    def parameter(name: str, position: int) -> Field:
+        return Field(name, position, form.settings[name], "rw", meanings[name], getattr(defaults, name))
+
+    levels = tuple(
+        Field(f"level_{i}", 8 * i, LEVEL_BITS, "rw", f"precision at place {i}, in bits", level)
+        for i, level in enumerate(defaults.levels)
+    )
+    rules = {"top": 0, "prefill_first": 2, "decode_first": 4, "n_p": 8, "alpha": 12, "beta": 16, "first_samples": 20}
+    weights = {"activity_weight": 0, "entropy_weight": 8, "sigma_factor": 16, "band": 24}
+    step = (
+        Field(
+            "entropy",
+            0,
+            form.entropy_bits,
+            "rw",
+            f"entropy of the decode step before, in units of 2^-{form.fraction_bits}",
+        ),
+        Field("decode", 24, 1, "rw", "a decode step, not a prefill"),
+        Field("begin", 30, 1, "w1p", "begin a step with entropy and decode as they are written"),
+        Field("clear", 31, 1, "w1p", "forget the request"),
+    )
+    state = (
+        Field("valid", 0, 1, "ro", "precision is that of the next layer"),
+        Field("spike", 1, 1, "ro", "the spike of this prefill has been seen"),
+        Field("saturated", 2, 1, "ro", "an activity was too large, since clear"),
+        Field("invalid", 3, 1, "ro", "an activity was no number, since clear"),
+        Field("precision", 8, LEVEL_BITS, "ro", "bits of the next layer"),
+        Field("level", 16, form.index_bits, "ro", "its place in the table of levels"),
+    )
+    texts = {
+        "policy_levels": ("levels of the policy, the lowest first", levels),
+        "policy_rules": ("counts of the policy", tuple(parameter(*one) for one in rules.items())),
+        "policy_weights": ("weights of the policy", tuple(parameter(*one) for one in weights.items())),
+        "policy_tau": ("entropy limit of the policy", (parameter("tau", 0),)),
+        "policy_step": ("begin of a step, and end of a request", step),
+        "policy_state": ("what the policy says", state),
+    }
+    first = REGISTERS.by_offset[-1].offset + REGISTER_BYTES
+    more = tuple(Register(name, first + 4 * i, text, fields) for i, (name, (text, fields)) in enumerate(texts.items()))
+    has = Field("ppu", 14, 1, "ro", "there are a post-processing unit and a policy unit")
+    registers = tuple(replace(r, fields=(*r.fields, has)) if r.name == "features" else r for r in REGISTERS.registers)
+    numbers = (
+        Member("nonfinite", 12, 1, "a group had a number that is infinite or none"),
+        Member("clipped", 13, 1, "a group's scale would have been above 448"),
+        Member("mode", 14, 2, "the mode that it ran in, 0 if it ended with an error"),
+        Member("activity", 64, 32, "activity of the layer, an FP32 number, if it was reported"),
+        Member("energy", 96, 32, "sum of squares of the numbers that made groups, an FP32 number, if it was reported"),
+    )
+    record = replace(RECORD, members=(*RECORD.members, *numbers))
+    return replace(REGISTERS, registers=(*registers, *more), structures=(_PPU_DESCRIPTOR, record, POST))
+
+
+PPU_REGISTERS = _ppu_registers()
+"""The register map of configurations with ``ppu``."""
+
+
+def registers_of(config: AcceleratorConfig) -> RegisterMap:
+    """Return the register map of a configuration."""
+    return PPU_REGISTERS if config.ppu else REGISTERS

@@ -12,27 +12,35 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from model import accelerator_cycles, autofp2, gemm
+from model import accelerator_cycles, autofp2, gemm, post_output, ppu
 from model.accelerator import (
     MAGIC,
     MEANINGS,
     PITCH,
+    PPU_REGISTERS,
     RECORD_BYTES,
     RECORD_OFFSET,
-    REGISTERS,
     AcceleratorConfig,
     Descriptor,
     ErrorCode,
     Event,
     Format,
     Mode,
+    Operand,
+    PostBlock,
     Record,
+    mode_of,
+    policy_words,
+    registers_of,
 )
+from model.activation import Function
 from model.autofp6 import OFFSET_BITS, Refined
 from model.block_scaled import BlockScaled
 from model.formats import E2M1, scale_exponent, scale_significand
 from model.llm import PROJECTIONS, layer_tensors, load
+from model.memory import pack_nibbles
 from model.pe import OFFSET_BYTES, Operands
+from model.policy import FixedPolicy, Phase, PolicyConfig, PolicyFormat
 from model.vmac import GROUP, SUBGROUP, SUBGROUPS
 from sim.axi_memory import BusError, Command, MemoryHarness, Run, Timing
 from sim.design import config_of, generated
@@ -46,10 +54,14 @@ __all__ = [
     "AcceleratorError",
     "Batch",
     "Gemm",
+    "GroupsOf",
+    "Post",
     "Result",
+    "Step",
     "expected",
     "extended",
     "main",
+    "models",
     "random_gemm",
     "random_timing",
     "unit",
@@ -98,6 +110,97 @@ class AcceleratorError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
+class Post:
+    """What is done with the outputs of a product, on accelerators with ``ppu``.
+
+    Attributes
+    ----------
+    function : Function
+    residual : ndarray of float32 [M, N], optional
+        Added after the function.
+    previous : ndarray of float32 [M, N], optional
+        What the numbers are compared with for the activity.
+    numbers, groups : bool
+        Numbers are written as FP32, and as the groups of a tensor.
+    tensor_scale : float
+        T of that tensor. Its reciprocal must be finite in FP32.
+    shared : bool
+        32 elements have one scale, as activations of an AutoFP2 product need.
+    weight_masks : ndarray of uint8 [Np / 16], optional
+        Refined subgroups of the next layer's weights, bit g for subgroup g; with them refinements are chosen.
+    threshold : float
+        Squared error above which a subgroup is refined, in units of T².
+    begin, report, observe : bool
+        Sums of squares start at 0; activity and energy are reported; the policy unit gets the activity.
+    """
+
+    function: Function = Function.IDENTITY
+    residual: NDArray[np.float32] | None = None
+    previous: NDArray[np.float32] | None = None
+    numbers: bool = False
+    groups: bool = True
+    tensor_scale: float = 1.0
+    shared: bool = False
+    weight_masks: NDArray[np.uint8] | None = None
+    threshold: float = 0.0
+    begin: bool = True
+    report: bool = False
+    observe: bool = False
+
+    def job(self, scale: int) -> ppu.Job:
+        """Return what the unit is told, with a factor for the sums."""
+        return ppu.Job(
+            function=self.function,
+            scale=scale,
+            residual=self.residual is not None,
+            numbers=self.numbers,
+            groups=self.groups,
+            group_scale=_pattern(1 / np.float32(self.tensor_scale)),
+            shared=self.shared,
+            refine=self.weight_masks is not None,
+            threshold=_pattern(self.threshold),
+            measure=self.previous is not None,
+            begin=self.begin,
+            report=self.report,
+        )
+
+
+def _pattern(number: float | np.float32) -> int:
+    with np.errstate(over="ignore", under="ignore"):
+        return int(np.float32(number).view(np.uint32))
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupsOf:
+    """The groups that an earlier product of the queue writes, as activations.
+
+    Attributes
+    ----------
+    product : int
+        Its place in the queue.
+    """
+
+    product: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step of the precision policy, which the policy unit begins before the queue starts.
+
+    Attributes
+    ----------
+    phase : {"prefill", "decode"}
+    entropy : float, optional
+        Of the step before, in decode.
+    config : PolicyConfig
+    """
+
+    phase: Phase = "prefill"
+    entropy: float | None = None
+    config: PolicyConfig = dataclasses.field(default_factory=PolicyConfig)
+
+
+@dataclasses.dataclass(frozen=True)
 class Gemm:
     """One product ``a · wᵀ``.
 
@@ -105,7 +208,7 @@ class Gemm:
     ----------
     a, w : BlockScaled, Refined or Operands
         Activations [M, K] and weights [N, K]: tensors of the model, or rows as they are stored, leading axes (rows, KV), which are taken as they are.
-        Offsets count in AutoFP6 mode alone.
+        Offsets count in AutoFP6 mode alone. Activations may be the `GroupsOf` an earlier product; then there must be a fence.
     mode : Mode
     out : {"raw", "fp32"}
         Exact sums as integers, or numbers in FP32.
@@ -113,14 +216,23 @@ class Gemm:
         What FP32 results are multiplied by beside the unit of the sums; by default the product of the tensor scales, for stored rows 1.
     tiles : (int, int, int), optional
         ``tile_m``, ``tile_n`` and ``segment``, chosen by :func:`sim.image.plan` by default.
+    fence : bool
+        Begin when all products before have ended.
+    post : Post, optional
+        ``out`` must be ``"fp32"``.
+    policy : bool
+        The policy unit picks the mode, behind a fence; ``mode`` does not count then.
     """
 
-    a: BlockScaled | Refined | Operands
+    a: BlockScaled | Refined | Operands | GroupsOf
     w: BlockScaled | Refined | Operands
     mode: Mode
     out: Literal["raw", "fp32"] = "raw"
     scale: float | None = None
     tiles: tuple[int, int, int] | None = None
+    fence: bool = False
+    post: Post | None = None
+    policy: bool = False
 
     def check(self, config: AcceleratorConfig) -> None:
         """Refuse tensors whose product the hardware does not compute; stored rows pass.
@@ -135,8 +247,9 @@ class Gemm:
         """
         if self.mode not in tuple(Mode):
             raise ValueError(f"mode must be one of {', '.join(mode.name for mode in Mode)}, not {self.mode!r}")
+        modes = {Mode(self.mode)} if not self.policy else set(Mode)
         for name, operand in (("a", self.a), ("w", self.w)):
-            if isinstance(operand, Operands):
+            if isinstance(operand, Operands) or (name == "a" and isinstance(operand, GroupsOf)):
                 continue
             if not isinstance(operand, BlockScaled | Refined):
                 kind = type(operand).__name__
@@ -148,12 +261,12 @@ class Gemm:
                 raise ValueError(f"{name} must be NVFP4 (E2M1), not {base.element.name}")
             if base.codes.ndim != 2:
                 raise ValueError(f"{name} must have two axes, not shape {(*base.codes.shape[:-1], base.length)}")
-            if isinstance(operand, Refined) and self.mode == Mode.AUTOFP6:
+            if isinstance(operand, Refined) and Mode.AUTOFP6 in modes:
                 if operand.bits != OFFSET_BITS:
                     raise ValueError(f"bits of {name} must be {OFFSET_BITS}, as in hardware, not {operand.bits}")
                 if operand.step != config.step:
                     raise ValueError(f"step of {name} must be {config.step}, as in hardware, not {operand.step}")
-            if name == "a" and self.mode == Mode.AUTOFP2 and config.scaling == "pair":
+            if name == "a" and Mode.AUTOFP2 in modes and config.scaling == "pair":
                 _check_pairs(base)
 
     def stored(self, lanes: int) -> tuple[Operands, Operands]:
@@ -165,13 +278,20 @@ class Gemm:
             Tensors differ in K, or arrays of stored rows have not the shapes that go with so many lanes.
         """
         a, w = self.a, self.w
+        if isinstance(a, GroupsOf):
+            raise ValueError("a must be known before the product runs, not the groups of an earlier one")
         if not isinstance(a, Operands) and not isinstance(w, Operands):
             lengths = [_base(x).length for x in (a, w)]
             if lengths[0] != lengths[1]:
                 raise ValueError(f"a and w must have the same K, not {lengths[0]} and {lengths[1]}")
         if self.mode != Mode.AUTOFP6:
-            a, w = (_base(x) if isinstance(x, Refined) else x for x in (a, w))
-        return _stored("a", a, lanes), _stored("w", w, lanes)
+            a = _base(a) if isinstance(a, Refined) else a
+        return _stored("a", a, lanes), self.weights(lanes)
+
+    def weights(self, lanes: int) -> Operands:
+        """Return the weights as rows of whole vectors; raises like :meth:`stored`."""
+        w = self.w
+        return _stored("w", _base(w) if isinstance(w, Refined) and self.mode != Mode.AUTOFP6 else w, lanes)
 
     @property
     def tensor_scale(self) -> float:
@@ -180,7 +300,7 @@ class Gemm:
             return self.scale
         scale = 1.0
         for x in (self.a, self.w):
-            if not isinstance(x, Operands):
+            if not isinstance(x, Operands | GroupsOf):
                 scale *= float(_base(x).tensor_scale)
         return scale
 
@@ -225,16 +345,22 @@ class Result:
     Attributes
     ----------
     output : ndarray of int64 or float32 [M, N]
-        Raw sums in units of :func:`unit`, or FP32.
+        Raw sums in units of :func:`unit`, or FP32; empty if only groups are written.
     code : ErrorCode
     status : int
-        Saturated 1, nan_scale 2, overlap 4, dropped 8.
+        Saturated 1, nan_scale 2, overlap 4, dropped 8, nonfinite 16, clipped 32.
     cycles : int
         From when its descriptor was fetched to its last output, as the accelerator counts them.
     useful : int
         Vector operations that its outputs need.
     plan : Plan
         Its tiles.
+    groups : BlockScaled or Refined, optional
+        The groups that it wrote.
+    activity, energy : int
+        Patterns of FP32 numbers that were reported, or 0.
+    mode : Mode, optional
+        The one that it ran in, if there is a policy unit.
     """
 
     output: NDArray[Any]
@@ -243,6 +369,10 @@ class Result:
     cycles: int
     useful: int
     plan: Plan
+    groups: BlockScaled | Refined | None = None
+    activity: int = 0
+    energy: int = 0
+    mode: Mode | None = None
 
     def utilisation(self, config: AcceleratorConfig) -> float:
         """Return useful vector operations by cycles and elements."""
@@ -285,7 +415,90 @@ def expected(config: AcceleratorConfig, product: Gemm, found: Plan) -> tuple[NDA
     return gemm.to_fp32(sums, product.tensor_scale * unit(config, product.mode)), status
 
 
-def verify(config: AcceleratorConfig, products: Sequence[Gemm], batch: Batch) -> int:
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """What the model says of a product: output, status, groups, report and mode, see `Result`."""
+
+    output: NDArray[Any]
+    status: int
+    groups: BlockScaled | Refined | None
+    activity: int
+    energy: int
+    mode: Mode
+
+
+def models(
+    config: AcceleratorConfig, products: Sequence[Gemm], found: Sequence[Plan], step: Step | None = None
+) -> Iterator[Expected]:
+    """Yield what the accelerator must give for products of a queue one after the other, each in certain tiles."""
+    policy = FixedPolicy(None if step is None else step.config)
+    if step is not None:
+        policy.reset_step(step.phase, step.entropy)
+    before: list[Expected] = []
+    totals, layer = ppu.Sums(), 0
+    for product, tiles in zip(products, found, strict=True):
+        mode = mode_of(policy.precision) if product.policy else Mode(product.mode)
+        scale = _scale_of(products, product)
+        known = dataclasses.replace(product, mode=mode, scale=scale, post=None)
+        if isinstance(product.a, GroupsOf):
+            groups = before[product.a.product].groups
+            if groups is None:
+                raise ValueError("a must be the groups of an earlier product that writes them")
+            known = dataclasses.replace(known, a=groups)
+        if product.post is None:
+            output, status = expected(config, known, tiles)
+            before.append(Expected(output, status, None, 0, 0, mode))
+        else:
+            post = product.post
+            sums, status = expected(config, dataclasses.replace(known, out="raw"), tiles)
+            job = post.job(_pattern(scale * unit(config, mode)))
+            made = post_output.process(
+                config,
+                mode,
+                tiles.tile_m,
+                tiles.tile_n,
+                job,
+                sums,
+                residual=post.residual,
+                previous=post.previous,
+                weight_masks=post.weight_masks,
+                totals=totals,
+            )
+            output = np.zeros((len(sums), 0), np.float32) if made.numbers is None else made.numbers
+            refined = post.weight_masks is not None
+            length = sums.shape[1]
+            groups = made.tensor(post.tensor_scale, length, refined=refined, step=config.step) if post.groups else None
+            report = made.report
+            activity, energy = (report.activity, report.energy) if report is not None else (0, 0)
+            if post.observe and step is not None:
+                policy.observe_bits(layer, activity)
+                layer += 1
+            before.append(Expected(output, status | made.status << 4, groups, activity, energy, mode))
+        yield before[-1]
+
+
+def _scale_of(products: Sequence[Gemm], product: Gemm) -> float:
+    """Return what the results of a product are multiplied by beside the unit of the sums, also if activations are an earlier one's groups."""
+    scale = product.tensor_scale
+    if product.scale is None and isinstance(product.a, GroupsOf):
+        source = products[product.a.product].post
+        scale *= float(np.float32(source.tensor_scale)) if source is not None else 1.0
+    return scale
+
+
+def _same(one: BlockScaled | Refined | None, other: BlockScaled | Refined | None) -> bool:
+    """Return whether two tensors are the same, bit for bit."""
+    if one is None or other is None or isinstance(one, Refined) != isinstance(other, Refined):
+        return one is other
+    if isinstance(one, Refined) and isinstance(other, Refined):
+        same = bool((one.mask == other.mask).all() and (one.offsets == other.offsets).all())
+        return same and _same(one.base, other.base)
+    if isinstance(one, BlockScaled) and isinstance(other, BlockScaled):
+        return bool((one.codes == other.codes).all() and (one.scales == other.scales).all())
+    return False
+
+
+def verify(config: AcceleratorConfig, products: Sequence[Gemm], batch: Batch, step: Step | None = None) -> int:
     """Compare all results with the model, bit for bit.
 
     Returns
@@ -299,10 +512,12 @@ def verify(config: AcceleratorConfig, products: Sequence[Gemm], batch: Batch) ->
         A result differs; the message says which and where.
     """
     compared = 0
-    for number, (product, result) in enumerate(zip(products, batch, strict=True)):
-        output, status = expected(config, product, result.plan)
+    found = models(config, products, [result.plan for result in batch], step)
+    for number, (product, result, correct) in enumerate(zip(products, batch, found, strict=True)):
+        output, status = correct.output, correct.status
         width = np.int32 if product.out == "fp32" else np.int64
-        wrong = np.argwhere(result.output.view(width) != output.view(width))
+        same = result.output.shape == output.shape
+        wrong = np.argwhere(result.output.view(width) != output.view(width)) if same else np.empty((0, 2))
         name = f"product {number} ({NAMES[product.mode]}, {output.shape[0]} × {output.shape[1]})"
         if output.shape != result.output.shape or output.dtype != result.output.dtype:
             raise AcceleratorError(f"{name} has shape {result.output.shape}, not {output.shape}")
@@ -313,7 +528,17 @@ def verify(config: AcceleratorConfig, products: Sequence[Gemm], batch: Batch) ->
             )
         if status != result.status:
             raise AcceleratorError(f"{name} has status {result.status}, not {status}")
+        if not _same(result.groups, correct.groups):
+            raise AcceleratorError(f"{name} has other groups")
+        reported = (result.activity, result.energy)
+        if reported != (correct.activity, correct.energy):
+            raise AcceleratorError(f"{name} reports {reported}, not {(correct.activity, correct.energy)}")
+        if result.mode is not None and result.mode != correct.mode:
+            raise AcceleratorError(f"{name} ran in mode {result.mode.name}, not {correct.mode.name}")
         compared += output.size
+        if correct.groups is not None:
+            base = correct.groups.base if isinstance(correct.groups, Refined) else correct.groups
+            compared += base.codes.size
     return compared
 
 
@@ -385,29 +610,58 @@ class Accelerator:
         """Return an empty image of the memory; with ``rng`` it is scattered and filled at random, see :class:`sim.image.Image`."""
         return Image(self.base, max(64, self.config.data_width // 8), rng)
 
-    def place(self, image: Image, product: Gemm) -> tuple[Descriptor, Output, Plan]:
+    def place(
+        self, image: Image, product: Gemm, source: Output | None = None, scale: float | None = None
+    ) -> tuple[Descriptor, Output, Plan]:
         """Place a product's operands and room for its output, and return what describes it.
+
+        Parameters
+        ----------
+        image : Image
+        product : Gemm
+        source : Output, optional
+            Of the product whose groups are the activations.
+        scale : float, optional
+            What results are multiplied by beside the unit of the sums; :attr:`Gemm.tensor_scale` by default.
 
         Raises
         ------
         ValueError, TypeError
-            Operands are not as :meth:`Gemm.check` says, sizes do not fit each other, K does not fit the banks, or tiles do not fit a descriptor.
+            Operands are not as :meth:`Gemm.check` says, sizes do not fit each other, K does not fit the banks, tiles do not fit a descriptor,
+            or the configuration cannot do what is wanted.
         """
         config = self.config
+        if (product.post is not None or product.policy) and not config.ppu:
+            raise ValueError("post and policy must have a configuration with ppu")
+        for name, wanted in (("post", product.post is not None), ("policy", product.policy)):
+            if wanted and product.out != "fp32":
+                raise ValueError(f"out must be fp32 with {name}, not {product.out!r}")
         product.check(config)
-        a, w = product.stored(config.lanes)
-        (m, kv), n = a.codes.shape[:2], len(w.codes)
+        stored = product
+        if product.policy and config.refinement != "none":
+            # All that any mode reads.
+            stored = dataclasses.replace(product, mode=Mode.AUTOFP6)
+        if isinstance(product.a, GroupsOf):
+            self._check_source(product, source)
+            a, m, kv = None, source.m if source else 0, -(-source.n // config.lanes) if source else 0
+            w = stored.weights(config.lanes)
+        else:
+            a, w = stored.stored(config.lanes)
+            m, kv = a.codes.shape[:2]
+        n = len(w.codes)
         if w.codes.shape[1] != kv:
             raise ValueError(f"a and w must have the same number of K-vectors, not {kv} and {w.codes.shape[1]}")
         for name, operand in (("a", a), ("w", w)):
-            if not len(operand.codes):
+            if operand is not None and not len(operand.codes):
                 raise ValueError(f"{name} must have at least one row, not shape {operand.codes.shape}")
         if product.out not in ("raw", "fp32"):
             raise ValueError(f"out must be raw or fp32, not {product.out!r}")
         mode, kind = Mode(product.mode), Format.RAW if product.out == "raw" else Format.FP32
         if mode == Mode.AUTOFP6 and config.refinement == "none":
             raise ValueError("mode must be one that the configuration has, not AUTOFP6")
-        found = plan(config, mode, m, n, kv * config.lanes)
+        post, anything = product.post, product.policy
+        grouped = post is not None and post.groups
+        found = plan(config, mode, m, n, kv * config.lanes, grouped=grouped, any_mode=anything)
         if product.tiles is not None:
             if not (
                 isinstance(product.tiles, Sequence)
@@ -421,12 +675,89 @@ class Accelerator:
                     raise ValueError(f"{name} of tiles must be from 0 to 65535, not {size}")
             tile_m, tile_n, segment = product.tiles
             found = dataclasses.replace(found, tile_m=tile_m, tile_n=tile_n, segment=segment)
-        with np.errstate(over="ignore", under="ignore"):
-            scale = np.float32(product.tensor_scale * unit(config, mode))
-        if kind == Format.FP32 and not np.isfinite(scale):
-            raise ValueError(f"scale must be finite in FP32 with the unit of the sums, not {product.tensor_scale}")
-        bits = int(scale.view(np.uint32)) if kind == Format.FP32 else 0
-        return *image.store_product(mode, kind, a, w, found, bits), found
+        factor = product.tensor_scale if scale is None else scale
+        usual, low = (_pattern(factor * unit(config, m)) for m in (Mode.NVFP4 if anything else mode, Mode.AUTOFP2))
+        for bits in (usual, low) if anything else (usual,):
+            if kind == Format.FP32 and bits >> 23 & 0xFF == 0xFF:
+                raise ValueError(f"scale must be finite in FP32 with the unit of the sums, not {factor}")
+        refined = mode == Mode.AUTOFP6 or (anything and config.refinement != "none")
+        a_place = image.store_operand(a, refined) if a is not None else source.groups if source else Operand(0, 0)
+        descriptor = Descriptor(
+            Mode.NVFP4 if anything else mode,
+            kind,
+            *(m, n, kv * config.lanes, found.tile_m, found.tile_n, found.segment),
+            a_place or Operand(0, 0),
+            image.store_operand(w, refined),
+            *(0, 0),
+            usual if kind == Format.FP32 else 0,
+            product.fence,
+            policy=anything,
+            out_scale_low=low if anything and kind == Format.FP32 else 0,
+        )
+        if post is None:
+            output = image.reserve_output(m, n, mode, kind)
+        else:
+            output, block = self._place_post(image, post, m, n)
+            address = image.allocate(len(block))
+            image.write(address, block)
+            descriptor = dataclasses.replace(descriptor, post=address)
+        return dataclasses.replace(descriptor, out=output.address, out_stride=output.stride), output, found
+
+    def _check_source(self, product: Gemm, source: Output | None) -> None:
+        """Refuse groups that the product cannot read."""
+        if source is None or source.groups is None:
+            raise ValueError("a must be the groups of an earlier product that writes them")
+        if not (product.fence or product.policy):
+            raise ValueError("a must be behind a fence if an earlier product writes it")
+        if (product.mode == Mode.AUTOFP6 or product.policy) and not source.refined:
+            raise ValueError("a must have refinements for a product in AutoFP6 mode")
+        if (product.mode == Mode.AUTOFP2 or product.policy) and self.config.scaling == "pair" and not source.shared:
+            raise ValueError("a must have scales of 32 elements for a product in AutoFP2 mode")
+
+    def _place_post(self, image: Image, post: Post, m: int, n: int) -> tuple[Output, bytes]:
+        """Place what post-processing reads, and room for what it writes; return where, and the post block."""
+        job = post.job(0)
+        for name, bits in (("tensor_scale", job.group_scale), ("threshold", job.threshold)):
+            if bits >> 23 & 0xFF == 0xFF:
+                raise ValueError(
+                    f"{name} of post must be finite in FP32, and so its reciprocal, not {getattr(post, name)}"
+                )
+        output = Output(0, 0, m, n, Mode.NVFP4, Format.FP32)
+        if post.numbers:
+            output = image.reserve_output(m, n, Mode.NVFP4, Format.FP32)
+        places: dict[str, int] = {}
+        if post.groups:
+            where = image.reserve_groups(m, n, self.config.lanes, job.refine)
+            output = dataclasses.replace(output, groups=where, refined=job.refine, shared=job.shared)
+            places |= dataclasses.asdict(where)
+        output = dataclasses.replace(output, plain=post.numbers)
+        for name in ("residual", "previous"):
+            numbers = getattr(post, name)
+            if numbers is not None:
+                if numbers.shape != (m, n):
+                    raise ValueError(f"{name} of post must have shape {(m, n)}, not {numbers.shape}")
+                places[name], places[f"{name}_stride"] = image.store_numbers(numbers)
+        if post.weight_masks is not None:
+            groups = -(-n // (2 * GROUP)) * 2
+            if post.weight_masks.shape != (groups,):
+                raise ValueError(f"weight_masks of post must have shape {(groups,)}, not {post.weight_masks.shape}")
+            places["next_mask"], _ = image.rows(pack_nibbles(post.weight_masks[None]))
+        block = PostBlock(
+            function=job.function,
+            adds=job.residual,
+            numbers=job.numbers,
+            groups=job.groups,
+            shared=job.shared,
+            refine=job.refine,
+            measure=job.measure,
+            begin=job.begin,
+            report=job.report,
+            observe=post.observe,
+            group_scale=job.group_scale,
+            threshold=job.threshold,
+            **places,
+        )
+        return output, block.pack()
 
     def play(
         self,
@@ -436,6 +767,7 @@ class Accelerator:
         limit: int,
         timing: Timing | None = None,
         rounds: int = 1,
+        step: Step | None = None,
     ) -> tuple[Run, list[Record | None], int]:
         """Run a queue once or several times around, wait for the interrupt, and update the image.
 
@@ -451,6 +783,8 @@ class Accelerator:
             :attr:`timing` by default.
         rounds : int
             How often the ring is run through; all rounds together have at most 65535 descriptors, as many as can be submitted at once.
+        step : Step, optional
+            Begins before the queue starts.
 
         Returns
         -------
@@ -474,7 +808,7 @@ class Accelerator:
         if len(image) > self.harness.size:
             raise ValueError(f"memory must be at least {len(image)} bytes for these products, not {self.harness.size}")
         count = len(descriptors) * rounds
-        offset = {register.name: register.offset for register in REGISTERS.registers}
+        offset = {register.name: register.offset for register in registers_of(self.config).registers}
         write, read = Command.write, Command.read
         commands = [
             read(offset["id"]),
@@ -482,6 +816,7 @@ class Accelerator:
             write(offset["queue_high"], queue >> 32),
             write(offset["queue_length"], len(descriptors) - 1),
             write(offset["interrupt"], Event.EMPTY),
+            *(write(offset[name], word) for name, word in _step_words(step).items()),
             write(offset["submitted"], count),
             write(offset["control"], 1),
             Command.interrupt(limit),
@@ -525,6 +860,7 @@ class Accelerator:
         rng: np.random.Generator | None = None,
         timing: Timing | None = None,
         check: bool = True,
+        step: Step | None = None,
     ) -> Batch:
         """Run products one behind the other from one queue.
 
@@ -537,6 +873,8 @@ class Accelerator:
             :attr:`timing` by default.
         check : bool
             Raise if a product ends with an error.
+        step : Step, optional
+            Of the policy, for products whose mode the policy unit picks.
 
         Raises
         ------
@@ -555,15 +893,24 @@ class Accelerator:
         if not products:
             raise ValueError("products must be at least one")
         image = self.image(rng)
-        placed = [self.place(image, product) for product in products]
+        placed: list[tuple[Descriptor, Output, Plan]] = []
+        for number, product in enumerate(products):
+            source, scale = None, None
+            if isinstance(product.a, GroupsOf):
+                if not 0 <= product.a.product < number:
+                    raise ValueError(f"a must be the groups of an earlier product, not of {product.a.product}")
+                source, scale = placed[product.a.product][1], _scale_of(products, product)
+            placed.append(self.place(image, product, source, scale))
         descriptors, outputs, found = zip(*placed, strict=True)
         timing = timing or self.timing
         slow = 256 / (256 - max(timing.chances.values(), default=0))
         estimate = sum(p.cycles + 1000 + 20 * p.tiles * (timing.read_latency + timing.write_latency) for p in found)
-        run, records, cycles = self.play(image, descriptors, outputs, int(PATIENCE + 4 * slow**2 * estimate), timing)
+        run, records, cycles = self.play(
+            image, descriptors, outputs, int(PATIENCE + 4 * slow**2 * estimate), timing, step=step
+        )
         results = []
-        for number, (descriptor, output, tiles, record) in enumerate(
-            zip(descriptors, outputs, found, records, strict=True)
+        for number, (product, descriptor, output, tiles, record) in enumerate(
+            zip(products, descriptors, outputs, found, records, strict=True)
         ):
             if record is None:
                 raise AcceleratorError(f"product {number} has no record")
@@ -573,10 +920,38 @@ class Accelerator:
                 raise AcceleratorError(
                     f"product {number} ended with code {int(record.code)}, {record.code.name}: {MEANINGS[record.code]}"
                 )
-            vectors = -(-descriptor.n // 2) if descriptor.mode == Mode.AUTOFP2 else descriptor.n
+            mode = Mode(record.mode) if self.config.ppu else Mode(descriptor.mode)
+            vectors = -(-descriptor.n // 2) if mode == Mode.AUTOFP2 else descriptor.n
             useful = descriptor.m * vectors * (descriptor.k // self.config.lanes)
-            results.append(Result(image.read_output(output), record.code, record.status, record.cycles, useful, tiles))
+            empty = np.zeros((descriptor.m, 0), np.float32)
+            groups = None
+            if product.post is not None and output.groups is not None and record.code == ErrorCode.OK:
+                groups = image.read_groups(output, product.post.tensor_scale, self.config.step)
+            results.append(
+                Result(
+                    image.read_output(output) if output.plain else empty,
+                    record.code,
+                    record.status,
+                    record.cycles,
+                    useful,
+                    tiles,
+                    groups,
+                    record.activity,
+                    record.energy,
+                    mode if self.config.ppu else None,
+                )
+            )
         return Batch(results, cycles, run.read_beats, run.write_beats)
+
+
+def _step_words(step: Step | None) -> dict[str, int]:
+    """Return the words that begin a step of the policy, by register."""
+    if step is None:
+        return {}
+    entropy = int((step.entropy or 0) * 2 ** PolicyFormat().fraction_bits)
+    register = PPU_REGISTERS["policy_step"]
+    begin = register.pack(entropy=entropy, decode=int(step.phase == "decode"), begin=1, clear=1)
+    return {**policy_words(step.config), "policy_step": begin}
 
 
 def extended(a: Operands, w: Operands, step: Literal["fixed", "exponent"] = "fixed") -> tuple[Operands, Operands]:

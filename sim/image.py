@@ -1,6 +1,7 @@
 """Memory images of the accelerator: operands, outputs, queues of descriptors, and the tiles of a product (docs/driver.md)."""
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -20,7 +21,9 @@ from model.accelerator import (
     Record,
 )
 from model.accelerator_cycles import Product, predict
-from model.memory import pack_nibbles
+from model.autofp6 import Refined
+from model.block_scaled import BlockScaled
+from model.memory import pack_nibbles, unpack_masks, unpack_nibbles, unpack_offsets
 from model.pe import OFFSET_BYTES, READ_AFTER_WRITE, Operands
 from model.vmac import GROUP, SUBGROUPS
 
@@ -51,6 +54,12 @@ class Output:
     m, n : int
     mode : Mode
     format : Format
+    plain : bool
+        Outputs are written here.
+    groups : Operand or None
+        Where groups are written, if they are.
+    refined, shared : bool
+        With masks and offsets; two of them have one scale.
     """
 
     address: int
@@ -59,6 +68,10 @@ class Output:
     n: int
     mode: Mode
     format: Format
+    plain: bool = True
+    groups: Operand | None = None
+    refined: bool = False
+    shared: bool = False
 
 
 def output_bytes(mode: int, kind: int) -> int:
@@ -259,6 +272,26 @@ class Image:
         sizes = (m, n, kv * lanes, tiles.tile_m, tiles.tile_n, tiles.segment)
         return Descriptor(mode, kind, *sizes, a_place, w_place, output.address, output.stride, out_scale), output
 
+    def reserve_groups(self, m: int, n: int, lanes: int, refined: bool) -> Operand:
+        """Allocate the arrays of groups that become activations of M rows and N elements; what pads them to whole vectors is 0."""
+        padded, vectors = -(-n // GROUP // 2) * 2 * GROUP, -(-n // lanes) * lanes
+        places = []
+        for name, unit in (("codes", 2), ("scales", GROUP), ("masks", 2 * GROUP), ("offsets", GROUP // OFFSET_BYTES)):
+            if not refined and name in ("masks", "offsets"):
+                places.append((0, 0))
+                continue
+            rows = np.zeros((m, vectors // unit), np.uint8)
+            if self._rng is not None:
+                # What hardware writes was something else before.
+                rows[:, : padded // unit] = self._rng.integers(0, 256, (m, padded // unit), dtype=np.uint8)
+            places.append(self.rows(rows))
+        addresses, strides = zip(*places, strict=True)
+        return Operand(*addresses, *strides)
+
+    def store_numbers(self, numbers: NDArray[np.float32]) -> tuple[int, int]:
+        """Place rows of FP32 numbers; return address and stride."""
+        return self.rows(np.ascontiguousarray(numbers, "<f4").view(np.uint8))
+
     def reserve_output(self, m: int, n: int, mode: Mode, kind: Format) -> Output:
         """Allocate the rows of an output."""
         stride = -(-n * output_bytes(mode, kind) // ALIGNMENT) * ALIGNMENT
@@ -276,10 +309,52 @@ class Image:
         return used.view("<i8" if size == 8 else "<i4").astype(np.int64)
 
     def written(self, output: Output) -> NDArray[np.intp]:
-        """Return the offsets of all bytes that an output is made of, from the base on."""
-        size = output.n * output_bytes(output.mode, output.format)
-        rows = output.address - self.base + np.arange(output.m) * output.stride
-        return (rows[:, None] + np.arange(size)).reshape(-1)
+        """Return the offsets of all bytes that an output is made of, from the base on; of offsets as many as there can be."""
+        areas = []
+        if output.plain:
+            areas.append((output.address, output.stride, output.n * output_bytes(output.mode, output.format)))
+        if output.groups is not None:
+            pairs, place = -(-output.n // (2 * GROUP)), output.groups
+            areas += [
+                (place.codes, place.codes_stride, pairs * GROUP),
+                (place.scales, place.scales_stride, pairs * 2),
+            ]
+            if output.refined:
+                areas += [
+                    (place.masks, place.masks_stride, pairs),
+                    (place.offsets, place.offsets_stride, pairs * 2 * OFFSET_BYTES),
+                ]
+        found = []
+        for address, stride, size in areas:
+            rows = address - self.base + np.arange(output.m) * stride
+            found.append((rows[:, None] + np.arange(size)).reshape(-1))
+        return np.concatenate(found)
+
+    def read_groups(self, output: Output, tensor_scale: float, step: str = "fixed") -> BlockScaled | Refined:
+        """Return groups as a tensor [M, N].
+
+        Raises
+        ------
+        ValueError
+            There are none, or they make no tensor.
+        """
+        if output.groups is None:
+            raise ValueError("output must have groups")
+        place, pairs = output.groups, -(-output.n // (2 * GROUP))
+
+        def rows(name: str, size: int) -> NDArray[np.uint8]:
+            stride = getattr(place, f"{name}_stride")
+            octets = np.frombuffer(self.read(getattr(place, name), output.m * stride), np.uint8)
+            return octets.reshape(output.m, stride)[:, :size]
+
+        codes = unpack_nibbles(rows("codes", pairs * GROUP))
+        base = BlockScaled(codes, rows("scales", 2 * pairs).copy(), np.float32(tensor_scale), output.n)
+        if not output.refined:
+            return base
+        masks = unpack_masks(rows("masks", pairs))
+        octets = rows("offsets", place.offsets_stride)
+        offsets = [unpack_offsets(o[: int(mask.sum())], mask) for o, mask in zip(octets, masks, strict=True)]
+        return Refined(base, masks, np.array(offsets), step="exponent" if step == "exponent" else "fixed")
 
     def queue(self, descriptors: Sequence[Descriptor | bytes], places: int | None = None) -> int:
         """Place a queue: descriptors one behind the other, and room for their records, which is filled with ones.
@@ -371,10 +446,13 @@ class Plan:
     cycles: int
 
 
-def plans(config: AcceleratorConfig, mode: Mode, m: int, n: int, k: int) -> Iterator[Plan]:
+def plans(
+    config: AcceleratorConfig, mode: Mode, m: int, n: int, k: int, *, grouped: bool = False, any_mode: bool = False
+) -> Iterator[Plan]:
     """Yield all sensible tilings of a product, unordered.
 
-    Each tile size is the smallest for its number of rounds, so that the last round is as full as the others.
+    Each tile size is the smallest for its number of rounds, so that the last round is as full as the others. With ``grouped`` a tile is a
+    multiple of 32 outputs wide, or covers all; with ``any_mode`` it is legal in every mode.
 
     Raises
     ------
@@ -390,16 +468,24 @@ def plans(config: AcceleratorConfig, mode: Mode, m: int, n: int, k: int) -> Iter
     longest = min(config.activation_depth, config.max_kv)
     if kv > longest:
         raise ValueError(f"k must be at most {longest * config.lanes} for these banks, not {k}")
+    if any_mode:
+        mode = Mode.NVFP4
     paired = mode == Mode.AUTOFP2
     vectors = -(-n // 2) if paired else n
+    together = 2 * GROUP // math.gcd(2 * GROUP, config.columns << paired) if grouped else 1
     half = config.weight_depth // 2
     rows_bytes = config.lanes // 2 + config.vmac.blocks * (1 if mode != Mode.AUTOFP6 else 3)
     beat = config.data_width // 8
     for tile_m in _sizes(m, config.rows, min(config.max_m, config.activation_depth // kv)):
         panels = -(-m // (config.rows * tile_m))
         a_load = min(m, config.rows * tile_m) * kv * max(1, rows_bytes / beat)
-        for tile_n in _sizes(vectors, config.columns, min(config.max_words // tile_m, half if paired else 2 * half)):
-            pairs = tile_n if paired else -(-tile_n // 2)
+        most = min(config.max_words // tile_m, half if paired or any_mode else 2 * half)
+        for share in _sizes(vectors, config.columns, most):
+            # A row of a tile ends with a pair of groups.
+            tile_n = share if config.columns * share >= vectors else share - share % together
+            if not tile_n:
+                continue
+            pairs = tile_n if paired or any_mode else -(-tile_n // 2)
             segments = max(-(-kv // (half // pairs)), -(-kv // _SEGMENT))
             per_panel = -(-vectors // (config.columns * tile_n))
             words = tile_m * tile_n
@@ -416,8 +502,10 @@ def plans(config: AcceleratorConfig, mode: Mode, m: int, n: int, k: int) -> Iter
             yield Plan(tile_m, tile_n, -(-kv // segments), panels * per_panel, int(panels * panel + start))
 
 
-def plan(config: AcceleratorConfig, mode: Mode, m: int, n: int, k: int) -> Plan:
-    """Return the tiling with the fewest cycles; raises like :func:`plans`.
+def plan(
+    config: AcceleratorConfig, mode: Mode, m: int, n: int, k: int, *, grouped: bool = False, any_mode: bool = False
+) -> Plan:
+    """Return the tiling with the fewest cycles; raises like :func:`plans`, or if banks and accumulators are too small for ``grouped``.
 
     The best by estimate are compared by :func:`model.accelerator_cycles.predict`, also with shorter segments, unless the product is so large that
     where it starts and ends does not matter.
@@ -428,7 +516,10 @@ def plan(config: AcceleratorConfig, mode: Mode, m: int, n: int, k: int) -> Plan:
     >>> found.tile_m, found.tile_n, found.segment, found.tiles
     (8, 8, 8, 384)
     """
-    found = sorted(plans(config, mode, m, n, k), key=lambda found: (found.cycles, found.tiles, -found.tile_m))
+    tilings = plans(config, mode, m, n, k, grouped=grouped, any_mode=any_mode)
+    found = sorted(tilings, key=lambda found: (found.cycles, found.tiles, -found.tile_m))
+    if not found:
+        raise ValueError(f"accumulators and banks must hold tiles of {2 * GROUP} outputs, not only narrower ones")
     kv = k // config.lanes
     if found[0].tiles * -(-kv // found[0].segment) > _MOST_PREDICTED:
         return found[0]

@@ -41,6 +41,7 @@ CONFIGURATIONS = [
         "accelerator",
         {"rows": 2, "columns": 3, "lanes": 64, "data_width": 1024, "address_width": 64, "scaling": "group"},
     ),
+    ("accelerator", {"rows": 1, "columns": 3, "ppu": True, "address_width": 20, "accumulators": 64}),
     ("array", {"rows": 1, "columns": 3}),
     ("array", {"rows": 3, "columns": 1, "refinement": "none"}),
     ("policy", {}),

@@ -11,9 +11,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hdl.accelerator import record_layout
-from hdl.descriptor import DescriptorCheck, DescriptorQueue, memory_layout
-from hdl.job import job_layout
-from model.accelerator import RECORD, AcceleratorConfig, Descriptor, ErrorCode, Mode, Operand, check
+from hdl.descriptor import DescriptorCheck, DescriptorQueue, PostCheck, memory_layout
+from hdl.job import job_layout, post_layout
+from model.accelerator import (
+    POST,
+    POST_ARRAYS,
+    POST_BYTES,
+    RECORD,
+    AcceleratorConfig,
+    Descriptor,
+    ErrorCode,
+    Mode,
+    Operand,
+    PostBlock,
+    check,
+    check_post,
+    mode_of,
+)
 from tests.changed import changed
 from tests.hdl.simulate import evaluate
 
@@ -24,6 +38,7 @@ CONFIGS = {
         activation_depth=16, weight_depth=8, accumulators=16, activation_entries=4, address_width=24
     ),
     "deep banks": AcceleratorConfig(activation_depth=1 << 16, weight_depth=1 << 18, refinement="inplace"),
+    "ppu": AcceleratorConfig(ppu=True, columns=3),
 }
 
 
@@ -94,6 +109,8 @@ def expected_job(config, descriptor):
         "segment": min(d.segment, kv),
         **{name: getattr(d, name) for name in ("m", "n", "tile_m", "tile_n", "out_scale", "out", "out_stride")},
     }
+    if config.ppu:
+        job |= {"post": 0, "numbers": 0}
     arrays = ("codes", "scales") if config.refinement == "none" else ("codes", "scales", "masks", "offsets")
     for operand in "aw":
         for array in arrays:
@@ -129,6 +146,128 @@ def compare(config, octets, descriptors=()):
     return codes
 
 
+POST_CONFIGS = {
+    "default": AcceleratorConfig(ppu=True),
+    "three columns": AcceleratorConfig(ppu=True, columns=3, accumulators=256, address_width=20),
+    "no refinement": AcceleratorConfig(ppu=True, refinement="none", columns=5, address_width=64),
+}
+
+
+@pytest.mark.parametrize("name", POST_CONFIGS)
+def test_flags_and_precisions_count_as_in_the_model(name, seed):
+    config, rng = POST_CONFIGS[name], random.Random(seed)
+    given_, rows = [], []
+    for _ in range(600):
+        policy, post = rng.random() < 0.6, rng.choice([None, None, 16, 4096, 8, 1 << 20])
+        one = dataclasses.replace(
+            good(config),
+            mode=rng.choice([0, 1, 2]),
+            format=rng.choice([0, 1, 1]),
+            out_scale=rng.choice([0x3F800000, 0x7F800000]) if rng.random() < 0.2 else 0x3F800000,
+            out_scale_low=rng.choice([1, 0x40000000, 0x7FC00000]) if policy or rng.random() < 0.1 else 0,
+            tile_n=rng.choice([1, 2, config.weight_depth // 2]),
+            segment=rng.choice([1, 2]),
+            post=post,
+            policy=policy,
+            fence=rng.random() < 0.3,
+        )
+        octets = one.pack()
+        if rng.random() < 0.1:
+            # An address without its flag, or the flag without an address.
+            octets = octets[:140] + bytes([octets[140] ^ 1]) + octets[141:]
+        precision = rng.choice([None, 2, 3, 4, 5, 6, 8])
+        given_.append((one, octets, precision))
+        rows += 2 * [
+            {
+                "descriptor": int.from_bytes(octets, "little"),
+                "precision": precision or 0,
+                "ready": precision is not None,
+            }
+        ]
+    found = evaluate(DescriptorCheck(config), rows, ["code", "job"], clocked=True, latency=2)[::2]
+    codes = Counter()
+    for (one, octets, precision), (code, job) in zip(given_, found, strict=True):
+        assert code == check(config, octets, precision), (one, precision)
+        codes[ErrorCode(code)] += 1
+        if code == 0:
+            low = one.policy and mode_of(precision) == Mode.AUTOFP2
+            chosen = dataclasses.replace(
+                one,
+                mode=mode_of(precision) if one.policy else one.mode,
+                out_scale=one.out_scale_low if low else one.out_scale,
+            )
+            assert job_of(config, job) == expected_job(config, chosen)
+    seen = {ErrorCode.OK, ErrorCode.RESERVED, ErrorCode.SCALE, ErrorCode.ALIGNMENT, ErrorCode.POLICY}
+    assert seen | {ErrorCode.POST_FORMAT, ErrorCode.TILE} <= set(codes)
+
+
+def blocks(config, rng, count):
+    """Post blocks of which most are right but for one thing."""
+    found = []
+    for _ in range(count):
+        flags = {name: rng.random() < 0.5 for name in ("adds", "numbers", "groups", "shared", "refine")}
+        flags |= {name: rng.random() < 0.5 for name in ("measure", "begin", "report", "observe")}
+        if rng.random() < 0.7:
+            flags |= {"groups": True, "measure": True, "report": True}
+        places = {name: 16 * rng.getrandbits(config.address_width - 4) for name in (*POST_ARRAYS, "next_mask")}
+        places |= {f"{name}_stride": 16 * rng.getrandbits(28) for name in POST_ARRAYS}
+        numbers = {name: rng.choice([0, 0x7F7FFFFF, 0xFF7FFFFF, 1]) for name in ("group_scale", "threshold")}
+        block = PostBlock(rng.randrange(4), **flags, **places, **numbers)
+        number = int.from_bytes(block.pack(), "little")
+        if rng.random() < 0.7:
+            number ^= 1 << rng.randrange(8 * POST_BYTES)
+        if rng.random() < 0.1:
+            number ^= 1 << rng.randrange(4)
+        if rng.random() < 0.1:
+            number |= 0x7F800000 << rng.choice([32, 64])
+        found.append(number)
+    return found
+
+
+@pytest.mark.parametrize("name", POST_CONFIGS)
+def test_the_check_of_post_blocks_is_that_of_the_model(name, seed):
+    config, rng = POST_CONFIGS[name], random.Random(seed)
+    rows, cases = [], []
+    for number in blocks(config, rng, 500):
+        mode, tile_n, n = rng.choice([0, 1]), rng.choice([1, 5, 16, 32, config.max_n]), rng.choice([1, 31, 40, 1 << 20])
+        octets = dataclasses.replace(good(config), mode=mode, tile_n=tile_n, n=n).pack()
+        rows.append({"post": number, "n": n, "tile_n": tile_n, "fp2": mode == 0})
+        cases.append((octets, number.to_bytes(POST_BYTES, "little")))
+    found = evaluate(PostCheck(config), rows, ["code", "block"], clocked=True, latency=1)
+    codes = Counter()
+    for (octets, post), (code, block) in zip(cases, found, strict=True):
+        assert code == check_post(config, octets, post)
+        codes[ErrorCode(code)] += 1
+        layout = post_layout(config)
+        for member in POST.members:
+            field = block >> layout[member.name].offset & (1 << layout[member.name].width) - 1
+            right = int.from_bytes(post, "little") >> member.position & (1 << member.width) - 1
+            assert field == right & (1 << layout[member.name].width) - 1
+    wanted = {code for code in ErrorCode if code.name.startswith("POST_") and code > ErrorCode.POST_DECERR}
+    assert wanted - ({ErrorCode.POST_ADDRESS} if config.address_width == 64 else set()) <= set(codes)
+    assert codes[ErrorCode.OK] > 50
+
+
+POST_BUGS = {
+    "width": ("width[: _log2(PAD)].any() & (width < self.n)", "width[: _log2(PAD)].any()"),
+    "pairs of rows": (
+        "Mux(self.fp2, (self.tile_n * config.columns) << 1",
+        "Mux(self.fp2, (self.tile_n * config.columns)",
+    ),
+    "next mask": ('(*POST_ARRAYS, "next_mask")]', "POST_ARRAYS]"),
+    "threshold": ("| post.threshold[23:31].all()", ""),
+    "observe": ("(post.observe & ~(post.measure & post.report))", "(post.observe & ~post.report)"),
+    "function": ("(post.function > max(Function))", "(post.function > max(Function) + 1)"),
+}
+
+
+@pytest.mark.parametrize("bug", POST_BUGS)
+def test_bugs_of_the_check_of_post_blocks_are_caught(bug, seed, monkeypatch):
+    monkeypatch.setitem(globals(), "PostCheck", changed(PostCheck, POST_BUGS[bug]))
+    with pytest.raises(AssertionError):
+        test_the_check_of_post_blocks_is_that_of_the_model("three columns", seed)
+
+
 def test_the_record_that_is_written_is_that_of_the_table():
     table, written = memory_layout(RECORD), record_layout()
     for name in ("code", "number", "cycles"):
@@ -160,7 +299,7 @@ def test_every_single_bit_counts_as_in_the_model(name):
     number = int.from_bytes(octets, "little")
     flips = [(number ^ 1 << bit).to_bytes(192, "little") for bit in range(8 * 192)]
     codes = compare(config, [octets, *flips], [good(config)])
-    assert codes[ErrorCode.RESERVED] == 28 + 16 + 32 + 13 * 32
+    assert codes[ErrorCode.RESERVED] == 28 + 16 + 32 + 13 * 32 - (3 if config.ppu else 1)
     assert {ErrorCode.OK, ErrorCode.FORMAT, ErrorCode.TILE, ErrorCode.ALIGNMENT, ErrorCode.SIZE_LIMIT} <= set(codes)
 
 
@@ -183,7 +322,7 @@ def test_sizes_on_both_sides_of_what_banks_and_accumulators_hold(name, seed):
 
 CHECK_BUGS = {
     "highest code wins": ("sorted(rules.items(), reverse=True)", "sorted(rules.items())"),
-    "scale counts in RAW": ("(d.format == Format.FP32) & d.out_scale", "d.out_scale"),
+    "scale counts in RAW": ("(d.format == Format.FP32) & scale", "scale"),
     "reserved word forgotten": ('name.startswith("spare")', 'name.startswith("spare") and name != "spare_3"'),
     "accumulators": ("(words > config.max_words)", "(words > config.max_words + 1)"),
     "activations": ("(panel > config.activation_depth)", "(panel >= config.activation_depth)"),
@@ -221,7 +360,7 @@ class QueueRun:
     def __init__(self, config, memory, script, *, seed=0, stall=0.0, fails=(), quiet=60):
         self.config, self.memory, self.script = config, memory, dict(script)
         self.rng, self.stall, self.fails, self.quiet = random.Random(seed), stall, dict(fails), quiet
-        self.requests, self.starts = [], []
+        self.requests, self.starts, self.times = [], [], []
         self.dut = DescriptorQueue(config)
         top = Module()
         top.submodules.dut = self.dut
@@ -284,6 +423,7 @@ class QueueRun:
                 assert not load
                 held = outputs
                 self.starts.append(outputs)
+                self.times.append(cycle)
                 load = rng.choice([1, 2, 30])
             taken_word = word_on and get(dut.word.ready)
             taken_done = done_on and get(dut.done.ready)
@@ -395,6 +535,23 @@ def test_a_restart_begins_with_the_first_place(seed):
     assert run.requests == [BASE + 256 * n for n in (0, 1, 0, 1, 2)]
     for n, started in zip((0, 1, 0, 1, 2), run.starts, strict=True):
         told(config, started, places[n], BASE + 256 * n)
+
+
+@pytest.mark.parametrize("name", QUEUES)
+def test_behind_a_fence_nothing_starts_until_what_was_before_has_ended(name, seed):
+    config = QUEUES[name]
+    memory, places = ring(config, random.Random(seed), BASE, 3)
+    octets = dataclasses.replace(places[1], fence=True).pack()
+    memory[BASE + 256] = octets + memory[BASE + 256][192:]
+    on = {"base": BASE, "last": 2, "submitted": 6, "enable": 1}
+    run = QueueRun(config, memory, {0: on, 400: {"ended": 1}, 401: {"ended": 0}, 600: {"ended": 1}}, seed=seed)
+    assert run.requests == [BASE + 256 * (n % 3) for n in range(6)]
+    assert [time for time in run.times if time < 400] == run.times[:1]
+    # The next fence begins in the cycle of its own end; others do not wait.
+    assert run.times[1] == 401
+    assert run.times[3] < 600 <= run.times[4]
+    for n, started in enumerate(run.starts):
+        told(config, started, dataclasses.replace(places[n % 3]), BASE + 256 * (n % 3))
 
 
 def test_a_restart_in_the_cycle_of_a_submission_wins(seed):

@@ -15,6 +15,10 @@ from model.accelerator import (
     DESCRIPTOR_BYTES,
     MEANINGS,
     PITCH,
+    POST,
+    POST_ARRAYS,
+    POST_BYTES,
+    PPU_REGISTERS,
     REGISTERS,
     AcceleratorConfig,
     Descriptor,
@@ -22,9 +26,15 @@ from model.accelerator import (
     Format,
     Mode,
     Operand,
+    PostBlock,
     Record,
     check,
+    check_post,
+    descriptor_of,
+    policy_words,
+    registers_of,
 )
+from model.policy import PolicyConfig
 from model.registers import emit, to_json
 from model.tile_engine import EngineConfig
 
@@ -148,6 +158,7 @@ def test_a_field_stands_in_its_place_little_endian_and_nowhere_else(name, offset
 def test_mode_and_format_share_the_first_byte():
     assert changed(ZERO, mode=2, format=1).pack() == bytes([0x12]) + bytes(191)
     assert changed(ZERO, mode=1).pack() == bytes([0x01]) + bytes(191)
+    assert changed(ZERO, fence=True).pack() == bytes(140) + b"\2" + bytes(51)
 
 
 def good(config, **values):
@@ -193,10 +204,12 @@ def test_a_single_fault_gives_its_code(expected, values):
 
 
 def test_every_bit_without_a_meaning_is_reserved():
-    used = {8 * offset + bit for _, offset, size in FIELDS for bit in range(8 * size)} | {0, 1, 4, 5}
+    fence = 8 * 140 + 1
+    used = {8 * offset + bit for _, offset, size in FIELDS for bit in range(8 * size)} | {0, 1, 4, 5, fence}
     octets = good(CONFIG).pack()
     spare = [bit for bit in range(8 * 192) if bit not in used]
-    assert len(spare) == 28 + 16 + 32 + 13 * 32
+    assert len(spare) == 28 + 16 + 32 + 13 * 32 - 1
+    assert check(CONFIG, flipped(octets, 140, 1)) == ErrorCode.OK
     for bit in spare:
         assert check(CONFIG, flipped(octets, bit // 8, bit % 8)) == ErrorCode.RESERVED
 
@@ -282,6 +295,100 @@ def test_k_may_be_as_long_as_a_bank_holds():
     assert code(config, k=32 * 8192) == ErrorCode.SIZE_LIMIT
 
 
+PPU = AcceleratorConfig(ppu=True)
+
+
+def test_fields_of_post_processing_stand_where_the_tables_say():
+    """Descriptor and block byte by byte, by the positions of the C header."""
+    rng = random.Random(1)
+
+    def at(octets, member):
+        return int.from_bytes(octets, "little") >> member.position & (1 << member.width) - 1
+
+    places = {member.name: rng.getrandbits(member.width) for member in POST.members}
+    octets = PostBlock(**places).pack()
+    assert len(octets) == POST_BYTES == 128
+    assert {member.name: at(octets, member) for member in POST.members} == places
+    members = {member.name: member for member in descriptor_of(PPU).members}
+    octets = changed(ZERO, post=0x123450, policy=True, out_scale_low=0x40000000).pack()
+    found = {name: at(octets, member) for name, member in members.items()}
+    assert {name: value for name, value in found.items() if value} == {
+        **{"post": 1, "post_address": 0x123450, "policy": 1, "out_scale_low": 0x40000000},
+    }
+    assert descriptor_of(CONFIG) is DESCRIPTOR
+    assert not {"post", "policy", "post_address", "out_scale_low"} & {member.name for member in DESCRIPTOR.members}
+
+
+def test_flags_of_post_processing_are_reserved_without_a_unit():
+    for values in ({"post": 0}, {"policy": True}, {"out_scale_low": 1}):
+        assert code(CONFIG, **values) == ErrorCode.RESERVED
+    assert code(PPU, post=0) == ErrorCode.OK
+    assert code(PPU, out_scale_low=1) == ErrorCode.RESERVED
+
+
+def test_the_mode_that_the_policy_picks_is_the_one_that_is_checked():
+    descriptor = good(PPU, policy=True, tile_n=64, segment=8, out_scale_low=0x40000000).pack()
+    assert [check(PPU, descriptor, precision) for precision in (None, 2, 4, 6)] == [
+        ErrorCode.POLICY,
+        ErrorCode.TILE,
+        ErrorCode.OK,
+        ErrorCode.OK,
+    ]
+    infinite = good(PPU, policy=True, out_scale_low=0x7F800000).pack()
+    assert [check(PPU, infinite, precision) for precision in (2, 4)] == [ErrorCode.SCALE, ErrorCode.OK]
+    plain = dataclasses.replace(PPU, refinement="none")
+    assert [check(plain, infinite, precision) for precision in (4, 6)] == [ErrorCode.OK, ErrorCode.MODE]
+
+
+POSTS = {
+    ErrorCode.POST_RESERVED: [{"function": 4}, {"function": 15}],
+    ErrorCode.POST_FLAGS: [{"groups": False}, {"groups": False, "numbers": True, "shared": True}, {"observe": True}],
+    ErrorCode.POST_SCALE: [{"group_scale": 0x7F800000}, {"threshold": 0xFFC00000}],
+    ErrorCode.POST_ALIGNMENT: [{name: 8} for name in (*POST_ARRAYS, "next_mask", "codes_stride")],
+    ErrorCode.POST_ADDRESS: [{name: 1 << 40} for name in (*POST_ARRAYS, "next_mask")],
+}
+
+
+@pytest.mark.parametrize(
+    ("expected", "values"), [(key, values) for key, cases in POSTS.items() for values in cases], ids=str
+)
+def test_a_single_fault_of_a_block_gives_its_code(expected, values):
+    octets = good(PPU, post=16, tile_n=2).pack()
+    assert check_post(PPU, octets, PostBlock(groups=True).pack()) == ErrorCode.OK
+    assert check_post(PPU, octets, PostBlock(**{"groups": True, **values}).pack()) == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "tile_n", "n", "fits"), [(1, 8, 99, 1), (1, 4, 99, 0), (0, 4, 99, 1), (0, 3, 24, 1), (0, 3, 25, 0)]
+)
+def test_tiles_of_groups_end_with_a_pair_of_them(mode, tile_n, n, fits):
+    octets = good(PPU, mode=mode, tile_n=tile_n, n=n, post=16).pack()
+    expected = ErrorCode.OK if fits else ErrorCode.POST_TILE
+    assert check_post(PPU, octets, PostBlock(groups=True).pack()) == expected
+    assert check_post(PPU, octets, PostBlock(numbers=True).pack()) == ErrorCode.OK
+    with pytest.raises(ValueError, match=r"^post must be 128 bytes, not 127$"):
+        check_post(PPU, octets, bytes(127))
+
+
+def test_registers_of_the_policy_hold_the_papers_parameters_after_reset():
+    assert registers_of(PPU) is PPU_REGISTERS
+    assert registers_of(CONFIG) is REGISTERS
+    words = policy_words(PolicyConfig())
+    assert words == {name: PPU_REGISTERS[name].reset for name in words}
+    other = policy_words(PolicyConfig(levels=(2, 6), decode_level=2, tau=0.5, n_p=3))
+    assert PPU_REGISTERS["policy_levels"].unpack(other["policy_levels"]) == {
+        "level_0": 2,
+        "level_1": 6,
+        "level_2": 6,
+        "level_3": 6,
+    }
+    assert PPU_REGISTERS["policy_rules"].unpack(other["policy_rules"])["n_p"] == 3
+    # Those of every configuration stand where they are without the unit.
+    assert [(r.name, r.offset) for r in PPU_REGISTERS.registers[:15]] == [
+        (r.name, r.offset) for r in REGISTERS.registers
+    ]
+
+
 @pytest.mark.parametrize("count", [0, 191, 193, 256])
 def test_a_descriptor_has_192_bytes(count):
     with pytest.raises(ValueError, match=f"^octets must be 192, not {count}$"):
@@ -291,6 +398,9 @@ def test_a_descriptor_has_192_bytes(count):
 def test_a_record_is_read_field_by_field():
     octets = bytes([22, 0b1010, 0x34, 0x12, 0x78, 0x56, 0x34, 0x12, *bytes(8)])
     assert Record.unpack(octets) == Record(ErrorCode.READ_SLVERR, 10, 0x1234, 0x12345678)
+    octets = bytes([0, 0b10110001, *octets[2:8], 1, 0, 0, 0x80, 2, 0, 0, 0x40])
+    expected = Record(ErrorCode.OK, 0b110001, 0x1234, 0x12345678, 0x80000001, 0x40000002, Mode.AUTOFP6)
+    assert Record.unpack(octets) == expected
     assert isinstance(Record.unpack(bytes(16)).code, ErrorCode)
     with pytest.raises(struct.error):
         Record.unpack(bytes(15))
@@ -405,6 +515,7 @@ def test_members_of_the_descriptor_are_the_fields_of_the_page():
     assert table.pop("mode") == (0, 2)
     assert table.pop("format") == (4, 2)
     assert table.pop("segment") == (160, 16)
+    assert table.pop("fence") == (8 * 140 + 1, 1)
     listed = {name.replace(".", "_"): (8 * offset, 8 * size) for name, offset, size in FIELDS if name != "segment"}
     assert table == listed
     assert json.loads(to_json(REGISTERS))["structures"][0]["members"][2]["name"] == "m"

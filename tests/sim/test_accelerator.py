@@ -142,6 +142,43 @@ def test_the_ring_goes_round(accelerator, seed):
         assert (record.code, record.status) == (ErrorCode.OK, status)
 
 
+def bytes_as_codes(sums, lanes):
+    """What rows of 64-bit sums are when they are read as codes."""
+    octets = np.ascontiguousarray(sums.astype("<i8")).view(np.uint8)
+    nibbles = np.stack([octets & 15, octets >> 4], axis=-1).reshape(len(sums), -1)
+    return nibbles.reshape(len(sums), -1, lanes)
+
+
+def chain(accelerator, rng, fence, length=3):
+    """Products of which each reads the sums of the one before as its codes, and whether the last has what it must have."""
+    config, image = accelerator.config, accelerator.image(rng)
+    # Twelve sums are the codes of 192 elements.
+    n, kv = 12, 6
+    products = [random_gemm(rng, config, 9, n, kv, Mode.NVFP4) for _ in range(length)]
+    descriptors, outputs, correct = [], [], []
+    a = products[0].a
+    for product in products:
+        descriptor, output, found = accelerator.place(image, dataclasses.replace(product, tiles=None, fence=fence))
+        if outputs:
+            before = outputs[-1]
+            operand = dataclasses.replace(descriptor.a, codes=before.address, codes_stride=before.stride)
+            descriptor = dataclasses.replace(descriptor, a=operand)
+            a = dataclasses.replace(product.a, codes=bytes_as_codes(correct[-1], config.lanes))
+        descriptors.append(descriptor)
+        outputs.append(output)
+        correct.append(expected(config, dataclasses.replace(product, a=a), found)[0])
+    _, records, _ = accelerator.play(image, descriptors, outputs, 100_000, Timing(5, 80, 40))
+    assert [record.code for record in records] == [ErrorCode.OK] * length
+    return [bool((image.read_output(output) == sums).all()) for output, sums in zip(outputs, correct, strict=True)]
+
+
+def test_a_product_behind_a_fence_may_read_what_the_one_before_writes(accelerator, seed):
+    rng = np.random.default_rng(seed)
+    assert chain(accelerator, rng, True) == [True] * 3
+    # Without one it is read too early, so this test can fail.
+    assert chain(accelerator, rng, False) == [True, False, False]
+
+
 @pytest.mark.parametrize(("rounds", "most"), [(0, 65535), (65536, 65535), (65537, 65535), (21846, 21845)])
 def test_rounds_are_as_many_as_can_be_submitted(accelerator, rounds, most):
     image = accelerator.image()
@@ -194,7 +231,8 @@ def word(index, value):
 
 FAULTY = {
     "reserved bits": (word(0, 0x41), ErrorCode.RESERVED),
-    "reserved word": (word(35, 1), ErrorCode.RESERVED),
+    "reserved flag": (word(35, 1), ErrorCode.RESERVED),
+    "reserved word": (word(38, 1), ErrorCode.RESERVED),
     "mode": (word(0, 3), ErrorCode.MODE),
     "format": (word(0, 0x21), ErrorCode.FORMAT),
     "infinite scale": (lambda octets: word(6, 0x7F800000)(word(0, 0x11)(octets)), ErrorCode.SCALE),
@@ -478,7 +516,9 @@ def test_what_is_no_product_is_refused(accelerator, products, message):
 
 
 def test_parameters_that_there_are_not_are_named():
-    with pytest.raises(TypeError, match=r"^bogus is no parameter; those of the accelerator are lanes, .*outstanding$"):
+    with pytest.raises(
+        TypeError, match=r"^bogus is no parameter; those of the accelerator are lanes, .*outstanding, ppu$"
+    ):
         Accelerator(bogus=1)
 
 
