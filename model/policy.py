@@ -263,7 +263,7 @@ class PolicySettings:
         --------
         >>> settings = PolicySettings.of(PolicyConfig(), PolicyFormat())
         >>> settings.levels, settings.activity_weight, settings.entropy_weight, settings.sigma_factor, settings.tau
-        ((2, 4, 6, 6), 7, 3, 24, 6553)
+        ((2, 4, 6, 6), 7, 3, 24, 104857)
         """
         levels = config.levels
         if len(levels) > form.level_slots:
@@ -337,8 +337,8 @@ def to_fixed(form: PolicyFormat, bits: int) -> int | None:
 
     Examples
     --------
-    >>> [to_fixed(PolicyFormat(), bits) for bits in (0x3F800000, 0x37800000, 0x377FFFFF, 0x7F800000, 0x7FC00000)]
-    [65536, 1, 0, 16777215, None]
+    >>> [to_fixed(PolicyFormat(), bits) for bits in (0x3F800000, 0x35800000, 0x357FFFFF, 0x7F800000, 0x7FC00000)]
+    [1048576, 1, 0, 268435455, None]
     """
     exponent, fraction = bits >> _FRACTION & _EXPONENT_MAX, bits & 2**_FRACTION - 1
     negative = bits >> 31 and bits & 0x7FFFFFFF

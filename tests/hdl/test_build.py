@@ -69,7 +69,7 @@ CONTRACT = {
     "activation__payload 184 activation__valid 1 activation__ready 1 result__payload 65 result__valid 1 result__ready 1 clear 1 busy 1 status 5",
     "tile_engine": "clk 1 rst 1 load__payload 199 load__valid 1 load__ready 1 tile__payload 64 tile__valid 1 tile__ready 1 clear 1 busy 1 status 6 "
     + " ".join(f"result__{i}__payload 65 result__{i}__valid 1 result__{i}__ready 1" for i in range(4)),
-    "policy": "clk 1 rst 1 settings 81 clear 1 step__payload 18 step__valid 1 step__ready 1 activity__payload 32 activity__valid 1 activity__ready 1 "
+    "policy": "clk 1 rst 1 settings 85 clear 1 step__payload 22 step__valid 1 step__ready 1 activity__payload 32 activity__valid 1 activity__ready 1 "
     "valid 1 precision 5 level 2 spike 1 status 2",
     "ppu": "clk 1 rst 1 job__payload 107 job__valid 1 job__ready 1 beat__payload 1031 beat__valid 1 beat__ready 1 "
     "residual__payload 512 residual__valid 1 residual__ready 1 previous__payload 512 previous__valid 1 previous__ready 1 "
