@@ -54,6 +54,8 @@ DESIGNS = {
         Design("vmac", {"scaling": "group"}),
         Design("weight_encoder", {}),
         Design("weight_encoder", {"scaling": "group"}),
+        Design("ppu", {"lanes": 4}),
+        Design("policy", {}),
     )
 }
 """Every row, by name."""

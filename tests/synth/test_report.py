@@ -133,7 +133,7 @@ def test_json_has_blocks_parameters_and_modules(small):
 
 
 def test_rows_have_names_of_their_own():
-    assert len(DESIGNS) == 11
+    assert len(DESIGNS) == 13
     assert all(design.name == name for name, design in DESIGNS.items())
     assert Design("vmac", {"step": "exponent", "lanes": 64}).name == "vmac step=exponent lanes=64"
 
