@@ -13,6 +13,7 @@ from hdl.lib.arith import tree_sum
 from hdl.lib.gearbox import Gearbox
 from hdl.lib.streams import StreamBuffer, StreamFifo
 from hdl.lib.verilog import lint_unused
+from hdl.output import writer_members
 from hdl.quantiser import group_layout
 from model.accelerator import MAX_ROWS
 from model.block_scaled import PAD
@@ -159,13 +160,7 @@ class GroupWriter(wiring.Component):
             {
                 "tile": In(stream.Signature(group_tile_layout(config, dma.address_width))),
                 "group": In(stream.Signature(group_layout)),
-                "request": Out(stream.Signature(request_layout(dma))),
-                "word": Out(stream.Signature(dma.data_width)),
-                "done": In(stream.Signature(2)),
-                "discard": In(1),
-                "clear": In(1),
-                "idle": Out(1),
-                "error": Out(2),
+                **writer_members(dma),
             }
         )
 

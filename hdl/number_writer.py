@@ -12,6 +12,7 @@ from hdl.job import advanced
 from hdl.lib.gearbox import Gearbox, beat_layout
 from hdl.lib.streams import StreamBuffer, StreamFifo
 from hdl.lib.verilog import lint_unused
+from hdl.output import writer_members
 from model.dma import DmaConfig, DmaStatus
 from model.tile_engine import EngineConfig
 
@@ -73,13 +74,7 @@ class NumberWriter(wiring.Component):
             {
                 "tile": In(stream.Signature(number_tile_layout(config, dma.address_width))),
                 "number": In(stream.Signature(beat_layout(_ELEMENT, config.columns))),
-                "request": Out(stream.Signature(request_layout(dma))),
-                "word": Out(stream.Signature(dma.data_width)),
-                "done": In(stream.Signature(2)),
-                "discard": In(1),
-                "clear": In(1),
-                "idle": Out(1),
-                "error": Out(2),
+                **writer_members(dma),
             }
         )
 

@@ -17,7 +17,7 @@ from hdl.reorder import ReorderBuffer, row_layout
 from model.dma import MAX_BYTES, DmaConfig, DmaStatus
 from model.tile_engine import EngineConfig
 
-__all__ = ["Lane", "OutputStage", "RawOutput", "output_tile_layout"]
+__all__ = ["Lane", "OutputStage", "RawOutput", "output_tile_layout", "writer_members"]
 
 _ELEMENT = 32
 _OUTSTANDING = 255
@@ -82,13 +82,9 @@ class Lane(wiring.Component):
         return m
 
 
-def _members(config: EngineConfig, dma: DmaConfig) -> dict[str, wiring.Member]:
-    """Return what both `RawOutput` and `OutputStage` have."""
-    longest = config.columns * config.max_n * 8
-    if longest > MAX_BYTES:
-        raise ValueError(f"columns * max_n * 8 bytes must be at most {MAX_BYTES}, not {longest}")
+def writer_members(dma: DmaConfig) -> dict[str, wiring.Member]:
+    """Return what all have that give requests to a write engine: the engine's streams, and what becomes of rows; see `RawOutput`."""
     return {
-        "tile": In(stream.Signature(output_tile_layout(config, dma.address_width))),
         "request": Out(stream.Signature(request_layout(dma))),
         "word": Out(stream.Signature(dma.data_width)),
         "done": In(stream.Signature(2)),
@@ -97,6 +93,14 @@ def _members(config: EngineConfig, dma: DmaConfig) -> dict[str, wiring.Member]:
         "idle": Out(1),
         "error": Out(2),
     }
+
+
+def _members(config: EngineConfig, dma: DmaConfig) -> dict[str, wiring.Member]:
+    """Return what both `RawOutput` and `OutputStage` have."""
+    longest = config.columns * config.max_n * 8
+    if longest > MAX_BYTES:
+        raise ValueError(f"columns * max_n * 8 bytes must be at most {MAX_BYTES}, not {longest}")
+    return {"tile": In(stream.Signature(output_tile_layout(config, dma.address_width))), **writer_members(dma)}
 
 
 class RawOutput(wiring.Component):
