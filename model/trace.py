@@ -499,7 +499,7 @@ def _run(options: argparse.Namespace, progress: Told) -> tuple[Report, dict[str,
             text = options.text.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"--text must be UTF-8, not {options.text}: {error}") from None
-    model = llm.load()
+    model = llm.load(options.model)
     tokens = model.tokenizer.encode(text)
     needed = options.prefill + options.decode + 1
     if len(tokens) < needed:
@@ -510,6 +510,7 @@ def _run(options: argparse.Namespace, progress: Told) -> tuple[Report, dict[str,
     policy = FixedPolicy(config) if options.fixed else Policy(config)
     report = measure(model, tokens[:needed], options.prefill, settings, policy, progress, baselines=baselines)
     context = {
+        "model": "SmolLM2-135M-Instruct" if options.model is None else str(options.model),
         "text": "model/sample_text.py" if options.text is None else str(options.text),
         "prefill": options.prefill,
         "decode": options.decode,
@@ -517,7 +518,11 @@ def _run(options: argparse.Namespace, progress: Told) -> tuple[Report, dict[str,
         "fixed": options.fixed,
         "config": dataclasses.asdict(config),
     }
-    default = options.text is None and (options.prefill, options.slots) == (PREFILL, Settings().slots)
+    default = (
+        options.model is None
+        and options.text is None
+        and (options.prefill, options.slots) == (PREFILL, Settings().slots)
+    )
     return report, context, default and baselines and not options.fixed and config == PolicyConfig()
 
 
@@ -525,9 +530,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0, 1 if a figure is out of tolerance, or 2 on bad input."""
     parser = argparse.ArgumentParser(
         prog="python -m model.trace",
-        description="Run SmolLM2 in every format and under the precision policy: a table, the policy's trace and a picture.",
+        description="Run a language model in every format and under the precision policy: a table, the policy's trace and a picture.",
     )
     add = parser.add_argument
+    add(
+        "--model",
+        type=Path,
+        metavar="PATH",
+        help="GGUF file or folder of Hugging Face (default: SmolLM2-135M-Instruct)",
+    )
     add("--text", type=Path, metavar="FILE", help="text to read (default: one of this package's own)")
     add("--prefill", type=int, default=PREFILL, metavar="N", help="tokens of the prefill (default: %(default)s)")
     add("--decode", type=int, default=DECODE, metavar="N", help="tokens that are decoded (default: %(default)s)")

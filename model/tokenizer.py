@@ -1,0 +1,147 @@
+"""From text to token ids and back."""
+
+import itertools
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["BytePairs", "HuggingFace", "Tokenizer"]
+
+
+class Tokenizer(Protocol):
+    """What a model needs of a tokenizer."""
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Return the token ids of ``text``, shape (tokens,)."""
+
+    def decode(self, ids: ArrayLike) -> str:
+        """Return the text of token ids."""
+
+
+class BytePairs:
+    """Byte-level BPE with the splitting rules of GPT-2, digits one by one.
+
+    Parameters
+    ----------
+    tokens : sequence of str
+        Spelling of each token in GPT-2's byte alphabet; the index is the id.
+    merges : sequence of str
+        Pairs ``"left right"`` by falling priority.
+    special : iterable of int
+        Ids of control tokens; their spelling in a text is read as the token.
+    """
+
+    _WORD = re.compile(
+        r"'(?:[sdmt]|ll|ve|re)|[0-9]| ?[A-Za-z]+| ?[^\sA-Za-z0-9]+|\s+(?![^\s0-9])|\s+",
+        re.ASCII,
+    )
+
+    def __init__(self, tokens: Sequence[str], merges: Sequence[str], special: Iterable[int] = ()) -> None:
+        self._tokens = list(tokens)
+        self._special = {self._tokens[i]: i for i in special}
+        self._ids = {token: i for i, token in enumerate(self._tokens)}
+        self._ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}
+        self._letters = _byte_alphabet()
+        self._bytes = {letter: byte for byte, letter in enumerate(self._letters)}
+        self._known: dict[str, list[int]] = {}
+        pattern = "|".join(re.escape(token) for token in sorted(self._special, key=len, reverse=True))
+        self._split = re.compile(f"({pattern})") if pattern else None
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Return the token ids of ``text``, shape (tokens,).
+
+        Raises
+        ------
+        ValueError
+            The vocabulary lacks a byte of the text.
+        """
+        ids: list[int] = []
+        for part in self._split.split(text) if self._split else [text]:
+            if part in self._special:
+                ids.append(self._special[part])
+                continue
+            # The pattern is written for ASCII; every other character is matched through a stand-in of its class.
+            plain = "".join(c if c.isascii() else _stand_in(c) for c in part)
+            for word in self._WORD.finditer(plain):
+                ids += self._word(part[word.start() : word.end()])
+        return np.array(ids, dtype=np.int64)
+
+    def decode(self, ids: ArrayLike) -> str:
+        """Return the text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        out = bytearray()
+        for i in np.asarray(ids).ravel():
+            token = self._tokens[int(i)]
+            out += token.encode() if token in self._special else bytes(self._bytes[c] for c in token)
+        return out.decode(errors="replace")
+
+    def _word(self, word: str) -> list[int]:
+        if word not in self._known:
+            parts = [self._letters[byte] for byte in word.encode()]
+            while len(parts) > 1:
+                ranks = [self._ranks.get(pair, len(self._ranks)) for pair in itertools.pairwise(parts)]
+                best = min(ranks)
+                if best == len(self._ranks):
+                    break
+                at = ranks.index(best)
+                parts[at : at + 2] = [parts[at] + parts[at + 1]]
+            missing = [part for part in parts if part not in self._ids]
+            if missing:
+                raise ValueError(f"text must be made of bytes that the vocabulary has, not {word!r}")
+            self._known[word] = [self._ids[part] for part in parts]
+        return self._known[word]
+
+
+def _byte_alphabet() -> list[str]:
+    """Return GPT-2's letter for each byte: printable Latin-1 as itself, the others from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    letters, spare = [], 0x100
+    for byte in range(256):
+        letters.append(chr(byte if byte in printable else spare))
+        spare += byte not in printable
+    return letters
+
+
+def _stand_in(character: str) -> str:
+    if character.isspace():
+        return "\t"
+    return {"L": "a", "N": "0"}.get(unicodedata.category(character)[0], "!")
+
+
+class HuggingFace:
+    """Any tokenizer that the package ``tokenizers`` reads; nothing is added before or after a text.
+
+    Parameters
+    ----------
+    path : Path
+        A ``tokenizer.json``.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        The package ``tokenizers`` is missing; the message is the pip command.
+    ValueError
+        The file is no such tokenizer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import tokenizers
+        except ModuleNotFoundError:
+            raise ModuleNotFoundError("reading tokenizer.json needs a package: pip install tokenizers") from None
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the package raises nothing narrower
+            raise ValueError(f"path must be a tokenizer.json, not {path}: {error}") from None
+
+    def encode(self, text: str) -> NDArray[np.int64]:
+        """Return the token ids of ``text``, shape (tokens,)."""
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+
+    def decode(self, ids: ArrayLike) -> str:
+        """Return the text of token ids; bytes that are no UTF-8 become U+FFFD."""
+        return self._tokenizer.decode([int(i) for i in np.asarray(ids).ravel()], skip_special_tokens=False)
