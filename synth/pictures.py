@@ -1,0 +1,195 @@
+"""Pictures beside the tables: treemaps, bars and trade-offs, the same bytes each time."""
+
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from synth.points import Row
+
+__all__ = ["PictureError", "Rectangle", "bars", "scatter", "squarify", "treemap", "write_picture"]
+
+Rectangle = tuple[float, float, float, float]
+"""Left, bottom, width, height."""
+
+_COLOURS = (
+    "#4477aa",
+    "#ee6677",
+    "#228833",
+    "#ccbb44",
+    "#66ccee",
+    "#aa3377",
+    "#999933",
+    "#bbbbbb",
+    "#882255",
+    "#44aa99",
+)
+_MARKERS = "osD^vPX*<>"
+
+
+class PictureError(RuntimeError):
+    """A picture cannot be drawn; the message says why."""
+
+
+def _figure(width: float, height: float) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError:
+        raise PictureError("pictures need the package matplotlib: pip install matplotlib") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def write_picture(path: Path, figure: Any) -> None:
+    """Write a figure as ``.svg`` or ``.png``, by the name of the file, without date and version."""
+    import matplotlib
+
+    out = io.BytesIO()
+    svg = path.suffix == ".svg"
+    with matplotlib.rc_context({"svg.hashsalt": "autoematic", "svg.fonttype": "none"}):
+        metadata = {"Date": None, "Creator": None} if svg else {"Software": None}
+        figure.savefig(out, format=path.suffix[1:], dpi=110, metadata=metadata)
+    data = out.getvalue()
+    # Lines of the SVG's paths end in a space.
+    path.write_bytes(b"\n".join(line.rstrip() for line in data.splitlines()) + b"\n" if svg else data)
+
+
+def squarify(areas: Sequence[float], rectangle: Rectangle) -> list[Rectangle]:
+    """Divide a rectangle into parts as near to squares as a greedy choice gets them (Bruls, Huizing and van Wijk, 2000).
+
+    Parameters
+    ----------
+    areas : sequence of float
+        Positive, in descending order; scaled to fill the rectangle.
+    rectangle : Rectangle
+    """
+    left, bottom, width, height = rectangle
+    scale = width * height / sum(areas) if areas else 0.0
+    todo, placed = [area * scale for area in areas], list[Rectangle]()
+    while todo:
+        short = min(width, height)
+
+        def worst(row: Sequence[float], short: float = short) -> float:
+            return max(max(short**2 * area / sum(row) ** 2, sum(row) ** 2 / (short**2 * area)) for area in row)
+
+        count = 1
+        while count < len(todo) and worst(todo[: count + 1]) <= worst(todo[:count]):
+            count += 1
+        row, todo = todo[:count], todo[count:]
+        thick, along = sum(row) / short, 0.0
+        for area in row:
+            length = area / thick
+            placed.append(
+                (left, bottom + along, thick, length) if width >= height else (left + along, bottom, length, thick)
+            )
+            along += length
+        if width >= height:
+            left, width = left + thick, width - thick
+        else:
+            bottom, height = bottom + thick, height - thick
+    return placed
+
+
+def treemap(parts: Mapping[str, Mapping[str, float]], title: str) -> Any:
+    """Draw areas as areas: a rectangle a group, divided into its parts.
+
+    Parameters
+    ----------
+    parts : mapping of str to mapping of str to float
+        Areas by name, by group; those of 0 are left out.
+    title : str
+    """
+    from matplotlib.patches import Rectangle as Patch
+
+    width, height = 10.0, 6.0
+    figure = _figure(width, height + 0.4)
+    axes = figure.subplots()
+    groups = {name: {part: area for part, area in below.items() if area > 0} for name, below in parts.items()}
+    order = sorted((name for name in groups if groups[name]), key=lambda name: -sum(groups[name].values()))
+    whole = sum(sum(groups[name].values()) for name in order)
+    outer = squarify([sum(groups[name].values()) for name in order], (0.0, 0.0, width, height))
+    for colour, name, frame in zip(_COLOURS * len(order), order, outer, strict=False):
+        inside = sorted(groups[name].items(), key=lambda item: -item[1])
+        for (part, area), (x, y, w, h) in zip(inside, squarify([area for _, area in inside], frame), strict=True):
+            axes.add_patch(Patch((x, y), w, h, facecolor=colour, edgecolor="white", linewidth=0.8))
+            text = f"{part}\n{100 * area / whole:.1f} %"
+            # A letter is about 0.6 as wide as it is high, and there are 72 points in an inch.
+            size = min(11.0, 72 * w / (0.66 * max(map(len, text.split("\n")))), 72 * h / 2.8)
+            if size >= 4.5:
+                axes.text(x + w / 2, y + h / 2, text, ha="center", va="center", fontsize=size, color="white")
+        axes.add_patch(Patch(frame[:2], *frame[2:], facecolor="none", edgecolor="black", linewidth=1.6))
+    handles = [
+        Patch((0, 0), 1, 1, facecolor=colour, label=f"{name} {100 * sum(groups[name].values()) / whole:.1f} %")
+        for colour, name in zip(_COLOURS * len(order), order, strict=False)
+    ]
+    axes.set(xlim=(0, width), ylim=(0, height), aspect="equal", title=title)
+    axes.axis("off")
+    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=min(len(order), 4), frameon=False)
+    return figure
+
+
+def bars(values: Mapping[str, Mapping[str, float]], title: str, label: str, line: float | None = None) -> Any:
+    """Draw horizontal bars, a group a row, with their values.
+
+    Parameters
+    ----------
+    values : mapping of str to mapping of str to float
+        Values by series, by row; a row may lack a series.
+    title, label : str
+        ``label`` is the axis's.
+    line : float, optional
+        A value to mark.
+    """
+    series = list(dict.fromkeys(name for row in values.values() for name in row))
+    figure = _figure(9.0, 1.2 + (0.26 * len(series) + 0.16) * len(values))
+    axes = figure.subplots()
+    thick = 0.86 / max(len(series), 1)
+    for index, name in enumerate(series):
+        places = [k + (index - (len(series) - 1) / 2) * thick for k, row in enumerate(values.values()) if name in row]
+        lengths = [row[name] for row in values.values() if name in row]
+        drawn = axes.barh(places, lengths, thick * 0.92, label=name, color=_COLOURS[index % len(_COLOURS)])
+        axes.bar_label(drawn, fmt="{:.4g}", padding=3, fontsize=8)
+    axes.set_yticks(range(len(values)), list(values))
+    axes.invert_yaxis()
+    axes.margins(x=0.1)
+    axes.set(title=title, xlabel=label)
+    if line is not None:
+        axes.axvline(line, color="black", linewidth=0.8, linestyle="--")
+    if len(series) > 1:
+        axes.legend(loc="best", fontsize=8)
+    return figure
+
+
+def scatter(
+    points: Mapping[str, Sequence[Row]],
+    fronts: Mapping[str, Sequence[Row]],
+    x: str,
+    y: str,
+    labels: Sequence[str] = (),
+) -> Any:
+    """Draw rows in a plane, with the best trades of each group on a line and labelled.
+
+    Parameters
+    ----------
+    points, fronts : mapping of str to sequence of Row
+        Rows by group, all of them and the best trades.
+    x, y : str
+        Names of the figures.
+    labels : sequence of str
+        Names of the columns that a label consists of.
+    """
+    figure = _figure(9.0, 6.0)
+    axes = figure.subplots()
+    for index, (name, rows) in enumerate(points.items()):
+        colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
+        axes.plot([r[x] for r in rows], [r[y] for r in rows], marker, color=colour, alpha=0.5, label=name or None)
+        front = fronts.get(name, ())
+        axes.plot([r[x] for r in front], [r[y] for r in front], color=colour, linewidth=1)
+        for row in front:
+            text = ", ".join(f"{row[key]}" for key in labels if row.get(key) is not None)
+            axes.annotate(text, (row[x], row[y]), xytext=(5, 5), textcoords="offset points", fontsize=7)
+    axes.set(xlabel=x, ylabel=y, title=f"{y} against {x}; lines join the best trades")
+    axes.margins(0.12)
+    axes.grid(linewidth=0.3)
+    if any(points):
+        axes.legend(fontsize=8)
+    return figure

