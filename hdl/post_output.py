@@ -285,6 +285,7 @@ class PostOutput(wiring.Component):
             *(getattr(job, n).eq(getattr(block, n)) for n in ("numbers", "groups", "shared", "refine", "measure")),
             job.begin.eq(block.begin & tile.begin),
             job.report.eq(block.report & tile.last),
+            job.follows.eq(~tile.begin),
             job.scale.eq(tile.scale),
             job.group_scale.eq(block.group_scale),
             job.threshold.eq(block.threshold),

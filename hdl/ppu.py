@@ -34,12 +34,13 @@ job_layout = data.StructLayout(
         "measure": 1,
         "begin": 1,
         "report": 1,
+        "follows": 1,
         "scale": Float,
         "group_scale": Float,
         "threshold": Float,
     }
 )
-"""What is done with the beats that follow, see `model.ppu.Job`."""
+"""What is done with the beats that follow, see `model.ppu.Job`; and whether all of that but ``report`` is as in the job before, see `Ppu`."""
 
 report_layout = data.StructLayout({"activity": Float, "change": Float, "before": Float, "energy": Float})
 """Sums, see `model.ppu.Report`."""
@@ -141,6 +142,9 @@ class Ppu(wiring.Component):
 
     A job is taken when everything of the one before has left. Elements of all rows follow, the last beat with ``end``. A row is filled up with
     zeros to whole pairs of groups. Streams that a job does not need are not touched.
+
+    A job that ``follows`` does the same as the one before, neither begins sums nor comes behind a report, and is taken while that is at work:
+    no cycle is lost between their beats.
 
     Parameters
     ----------
@@ -340,21 +344,40 @@ class Ppu(wiring.Component):
             report.before.eq(rounded_sum(m, before.total, "rounded_before")),
             report.energy.eq(rounded_sum(m, energy.total, "rounded_energy")),
         ]
-        with m.FSM():
+        # Whether the job behind was taken, and reports.
+        more, more_reports, joins = Signal(), Signal(), Signal()
+        coming = self.job.payload
+        with m.FSM() as fsm:
+            m.d.comb += [
+                joins.eq((fsm.ongoing("RUN") | fsm.ongoing("DRAIN")) & coming.follows & ~job.report & ~more),
+                self.job.ready.eq(self.idle | joins),
+            ]
             with m.State("IDLE"):
-                m.d.comb += [self.idle.eq(1), self.job.ready.eq(1), begins.eq(self.job.valid & self.job.payload.begin)]
+                m.d.comb += [self.idle.eq(1), begins.eq(self.job.valid & coming.begin)]
                 with m.If(self.job.valid):
-                    m.d.sync += job.eq(self.job.payload)
+                    m.d.sync += job.eq(coming)
                     m.next = "RUN"
             with m.State("RUN"):
                 m.d.comb += running.eq(1)
+                with m.If(self.job.valid & joins):
+                    m.d.sync += [more.eq(1), more_reports.eq(coming.report)]
                 with m.If(self.beat.valid & enable & entering.end):
-                    m.next = "DRAIN"
-            with m.State("DRAIN"), m.If(drained & ~(change.busy | before.busy | energy.busy)):
-                m.next = "IDLE"
-                with m.If(job.report):
-                    m.d.comb += root.start.eq(1)
-                    m.next = "ROOT"
+                    m.d.sync += more.eq(0)
+                    with m.If(more):
+                        m.d.sync += job.report.eq(more_reports)
+                    with m.Elif(self.job.valid & joins):
+                        m.d.sync += job.report.eq(coming.report)
+                    with m.Else():
+                        m.next = "DRAIN"
+            with m.State("DRAIN"):
+                with m.If(self.job.valid & joins):
+                    m.d.sync += job.report.eq(coming.report)
+                    m.next = "RUN"
+                with m.Elif(drained & ~(change.busy | before.busy | energy.busy)):
+                    m.next = "IDLE"
+                    with m.If(job.report):
+                        m.d.comb += root.start.eq(1)
+                        m.next = "ROOT"
             with m.State("ROOT"), m.If(root.done):
                 m.next = "REPORT"
             with m.State("REPORT"):

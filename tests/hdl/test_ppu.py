@@ -40,6 +40,7 @@ class Work:
     residual: np.ndarray | None = None
     previous: np.ndarray | None = None
     weight_masks: np.ndarray | None = None
+    follows: bool = False
 
     @property
     def streams(self):
@@ -64,10 +65,11 @@ def words(work, lanes=LANES):
     at = np.arange(count)
     elements = np.ascontiguousarray(beats(unsigned, lanes)).astype("<u8").view(np.uint8).reshape(count, -1)
     marks = packed([full, last, end], [lanes.bit_length(), 1, 1])
+    fields = {**dataclasses.asdict(work.job), "follows": work.follows}
     out = {
         "beat": (np.concatenate([elements, marks], axis=1), at),
         "job": (
-            packed([np.array([int(getattr(work.job, name))]) for name, _ in JOB_FIELDS], [w for _, w in JOB_FIELDS]),
+            packed([np.array([int(fields[name])]) for name, _ in JOB_FIELDS], [w for _, w in JOB_FIELDS]),
             at[:1],
         ),
     }
@@ -230,11 +232,11 @@ def accumulators(rng, shape, sizes=(1, 62)):
     return rng.integers(-(2**62), 2**62, shape) >> (62 - length)
 
 
-def some_job(rng, k):
-    """A job with a mixture of everything."""
+def some_job(rng, k, before=None):
+    """A job with a mixture of everything, or one that follows another."""
     width = int(rng.integers(1, 150))
     rows = int(rng.integers(1, 12))
-    integers = bool(rng.random() < 0.7)
+    integers = bool(rng.random() < 0.7) if before is None else before.job.integers
     values = accumulators(rng, (rows, width), (4, 40)) if integers else rng.integers(0, 2**32, (rows, width), np.uint32)
     if not integers and k % 3:
         values = patterns(rng.standard_normal((rows, width)) * 4)
@@ -263,16 +265,23 @@ def some_job(rng, k):
         **flags,
     )
     job = dataclasses.replace(job, refine=job.refine and job.groups)
+    if before is not None:
+        job = dataclasses.replace(before.job, begin=False, report=job.report)
     near = lambda: patterns(rng.standard_normal((rows, width)) * 2.0 ** rng.integers(-3, 8))  # noqa: E731
     masks = TAKEN[rng.integers(0, len(TAKEN), -(-width // 32) * 2)] if job.refine else None
-    return Work(job, values, near() if job.residual else None, near() if job.measure else None, masks)
+    residual, previous = near() if job.residual else None, near() if job.measure else None
+    return Work(job, values, residual, previous, masks, before is not None)
 
 
 @pytest.mark.parametrize("stall", [0.0, 0.15, 0.6])
 def test_jobs_of_all_kinds(player, stall, seed):
     rng = np.random.default_rng([seed, int(100 * stall)])
-    works = [some_job(rng, k) for k in range(60)]
+    works = [some_job(rng, 0)]
+    for k in range(1, 60):
+        works.append(some_job(rng, k, works[-1] if rng.random() < 0.5 else None))
     check(player, CONFIG, works, rng, stall)
+    behind = {(before.job.report, work.job.report) for before, work in pairwise(works) if work.follows}
+    assert len(behind) == 4
     assert {work.job.function for work in works} == set(Function)
 
 
@@ -426,7 +435,7 @@ def agrees(config, works, results):
 
 
 def few_jobs(rng, lanes):
-    """Two short jobs that use everything."""
+    """Three short jobs that use everything, the last one of which follows."""
     one = Job(
         function=Function.SILU,
         scale=int(patterns([2.0**-9])[0]),
@@ -445,7 +454,7 @@ def few_jobs(rng, lanes):
         group_scale=int(patterns([3.0])[0]),
     )
     works = []
-    for job, rows, width in ((one, 1, 35), (two, 2, 64)):
+    for job, rows, width in ((one, 1, 35), (two, 2, 64), (two, 1, 9)):
         values = (
             rng.integers(-4000, 4000, (rows, width))
             if job.integers
@@ -453,7 +462,8 @@ def few_jobs(rng, lanes):
         )
         streams = [patterns(rng.standard_normal((rows, width))) for _ in range(2)]
         masks = np.array([1, 0, 2, 5], np.uint8) if job.refine else None
-        works.append(Work(job, values, streams[0] if job.residual else None, streams[1], masks))
+        residual = streams[0] if job.residual else None
+        works.append(Work(job, values, residual, streams[1], masks, follows=len(works) == 2))
     return works
 
 
@@ -465,9 +475,11 @@ BUGS = {
         "self.residual.as_value()",
     ),
     "junk behind rows is added up": ("lane.scaled.as_value() & at_last", "lane.scaled.as_value()"),
-    "sums begin anew": ("begins.eq(self.job.valid & self.job.payload.begin)", "begins.eq(self.job.valid)"),
+    "sums begin anew": ("begins.eq(self.job.valid & coming.begin)", "begins.eq(self.job.valid)"),
     "a residual is not waited for": ("~(at_residual & job.residual & ~residual.output.valid)", "1"),
     "the next job comes too soon": ("drained.eq(~(valid.any() |", "drained.eq(~(0 |"),
+    "a job that does not follow": ("coming.follows & ~job.report", "~job.report"),
+    "a job joins one that reports": ("coming.follows & ~job.report & ~more", "coming.follows & ~more"),
 }
 
 
@@ -524,3 +536,21 @@ def test_sixteen_lanes_give_a_group_per_cycle(seed, monkeypatch):
     assert np.diff(cycles).tolist() == [1] * 47
     # Of the first pair the second beat is the one that fills it.
     assert cycles[0] - taken[1] == Ppu.latency
+
+
+def test_jobs_that_follow_lose_no_cycle(seed, monkeypatch):
+    monkeypatch.setattr(hdl.ppu, "PpuLane", Wires)
+    rng = np.random.default_rng(seed)
+    config = PpuConfig()
+    job = Job(integers=False, numbers=True)
+    works = [
+        Work(dataclasses.replace(job, begin=not k, report=k in (2, 3)), numbers, follows=k > 0)
+        for k, numbers in enumerate(patterns(rng.standard_normal((4, 2, 48))))
+    ]
+    results, taken = simulated(Ppu(config), works, config.lanes)
+    assert agrees(config, works, results)
+    assert len(results["report"]) == 2
+    gaps = np.diff(taken).tolist()
+    # Only the last one waits, for the report of the one before.
+    assert gaps[:17] + gaps[18:] == [1] * 22
+    assert gaps[17] > 80
