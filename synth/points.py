@@ -6,6 +6,7 @@ import importlib
 import json
 import multiprocessing
 import os
+import sys
 import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -81,9 +82,14 @@ def sources(module: str) -> str:
     return digest.hexdigest()
 
 
-def _function_name(function: Callable[..., Any]) -> str:
+def _importable(function: Callable[[Point], Row]) -> tuple[str, Callable[[Point], Row]]:
+    """Return name and function as other processes find them: what runs as ``python -m`` is not called ``__main__`` there."""
     inner = function.func if isinstance(function, partial) else function
-    return f"{inner.__module__}:{inner.__qualname__}"
+    module = inner.__module__
+    spec = getattr(sys.modules[module], "__spec__", None)
+    name = f"{spec.name if spec else module}:{inner.__qualname__}"
+    found = named(name)
+    return name, partial(found, *function.args, **function.keywords) if isinstance(function, partial) else found
 
 
 class _Store:
@@ -224,7 +230,7 @@ def run(
         raise ValueError(f"jobs must be positive, not {jobs}")
     if len({json.dumps(point, sort_keys=True) for point in points}) < len(points):
         raise ValueError("points must differ from each other")
-    name = _function_name(function)
+    name, function = _importable(function)
     module = name.partition(":")[0]
     digest = sources(module)
     store = _Store(folder, [name, digest, context])

@@ -20,7 +20,7 @@ from synth.pictures import PictureError, scatter, write_picture
 from synth.points import Point, Row, SweepError, Value, grid, named, pareto, run
 from synth.yosys import RECIPES, TOOLS, available_tools, measure
 
-__all__ = ["area_point", "columns", "main", "write_table"]
+__all__ = ["Shown", "area_point", "columns", "library_files", "main", "write_table"]
 
 FORMATS = ("csv", "json", "parquet")
 _AREA_AXES = ("library", "recipe", "clock_mhz")
@@ -131,15 +131,25 @@ def _typed(block: Block, axes: Mapping[str, Sequence[str]]) -> dict[str, list[Va
     return {name: [parse_parameters(block, {name: text})[name] for text in texts] for name, texts in axes.items()}
 
 
-def _library_names(paths: Sequence[Path]) -> dict[str, Path]:
-    names: dict[str, Path] = {}
+def library_files(paths: Sequence[Path]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return paths and hashes of Liberty files by name, which is the file's without endings.
+
+    Raises
+    ------
+    ValueError
+        A file cannot be used, or two have one name.
+    """
+    files: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for path in paths:
         name = path.name.removesuffix(".gz").removesuffix(".lib")
-        if name in names:
+        if name in files:
             raise ValueError(f"--liberty must have files of different names, not {name} twice")
-        names[name] = path.resolve()
-        lib.load(lib.plain_text(path)).check(path.name)
-    return names
+        text = lib.plain_text(path)
+        lib.load(text).check(path.name)
+        files[name] = str(path.resolve())
+        hashes[name] = hashlib.sha256(text.encode()).hexdigest()
+    return files, hashes
 
 
 Task = tuple[Callable[[Point], Row], list[Point], Any, dict[str, Any]]
@@ -155,34 +165,33 @@ def _task(options: argparse.Namespace) -> Task:
         return named(options.function), grid(values), None, {"function": options.function}
     if options.block not in BLOCKS:
         raise ValueError(f"block must be one of {', '.join(BLOCKS)}, not {options.block!r}")
-    libraries = _library_names(options.liberty)
+    libraries, hashes = library_files(options.liberty)
     tool = options.tool or next(iter(available_tools()), None)
     varied: dict[str, Sequence[Value]] = {"library": list(libraries), "recipe": options.recipe}
     points = grid(varied | _typed(BLOCKS[options.block], axes))
-    texts = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in libraries.items()}
-    function = partial(
-        area_point, block=options.block, libraries={name: str(path) for name, path in libraries.items()}, tool=tool
-    )
+    function = partial(area_point, block=options.block, libraries=libraries, tool=tool)
     about = {"block": options.block, "tools": tool_versions(), "synthesis": tool}
-    return function, points, [about, texts], about
+    return function, points, [about, hashes], about
 
 
-class _Progress:
-    """A line per tenth of the points on the standard error stream, or one that changes on a terminal."""
+class Shown:
+    """Progress of a sweep: a line per tenth of the points on the standard error stream, or one that changes on a terminal."""
 
-    def __init__(self, quiet: bool):
+    def __init__(self, quiet: bool, what: str = "points"):
         self._quiet = quiet
+        self._what = what
         self._started = time.monotonic()
         self._shown = -1
 
     def __call__(self, done: int, kept: int, total: int) -> None:
+        """Show how far it is."""
         tenth = 10 * done // max(total, 1)
         terminal = sys.stderr.isatty()
         if self._quiet or (not terminal and tenth == self._shown and done < total):
             return
         self._shown = tenth
         seconds = time.monotonic() - self._started
-        text = f"{done} of {total} points, {kept} kept from before, {seconds:.0f} s"
+        text = f"{done} of {total} {self._what}, {kept} kept from before, {seconds:.0f} s"
         if kept < done < total:
             text += f", about {seconds / (done - kept) * (total - done):.0f} s left"
         end = "\n" if not terminal or done == total else ""
@@ -221,7 +230,7 @@ def _sweep(options: argparse.Namespace) -> None:
         context=context,
         jobs=options.jobs,
         scheduler=options.scheduler,
-        progress=_Progress(options.quiet),
+        progress=Shown(options.quiet),
     )
     for kind in options.format:
         write_table(rows, options.output / f"sweep.{kind}", **about)

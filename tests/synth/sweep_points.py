@@ -30,6 +30,5 @@ if __name__ == "__main__":
     import sys
 
     from synth.points import grid, run
-    from tests.synth.sweep_points import counted as function
 
-    run(function, grid({"i": range(int(sys.argv[2]))}), Path(sys.argv[1]), jobs=2)
+    run(counted, grid({"i": range(int(sys.argv[2]))}), Path(sys.argv[1]), jobs=2)
