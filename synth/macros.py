@@ -116,14 +116,15 @@ def split(verilog: str, smallest: int = 0) -> Split:
     return Split(text, found, kept)
 
 
-def wrapper(memory: Memory, *, empty: bool = False) -> str:
-    """Return the module in place of memories of a shape: a model of it in registers, or with ``empty`` no content at all.
+def wrapper(memory: Memory) -> str:
+    """Return the module in place of memories of a shape: a model of it in registers.
 
     A word that is read while it is written is undefined, as in most macros: in simulation it reads as the inverse of what
     was there, so that a test shows whether anything depends on it.
     """
     address = max((memory.depth - 1).bit_length(), 1)
-    ports = f"""\
+    return f"""\
+// {memory.depth} words of {memory.width} bits: a port that writes, a port that reads. While r_en is low, r_data stays.
 module {memory.wrapper}(clk, w_en, w_addr, w_data, r_en, r_addr, r_data);
   input clk;
   input w_en;
@@ -132,12 +133,6 @@ module {memory.wrapper}(clk, w_en, w_addr, w_data, r_en, r_addr, r_data);
   input r_en;
   input [{address - 1}:0] r_addr;
   output [{memory.width - 1}:0] r_data;
-"""
-    if empty:
-        return f"{ports}endmodule\n"
-    return f"""\
-// {memory.depth} words of {memory.width} bits: a port that writes, a port that reads. While r_en is low, r_data stays.
-{ports}
   reg [{memory.width - 1}:0] words [{memory.depth - 1}:0];
   reg [{memory.width - 1}:0] read;
   always @(posedge clk) begin

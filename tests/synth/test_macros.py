@@ -75,4 +75,3 @@ def test_memories_of_another_kind_are_named(old, new):
 
 def test_wrapper_of_one_word_has_an_address():
     assert "input [0:0] w_addr;" in wrapper(Memory("top", "memory", 1, 8))
-    assert wrapper(Memory("top", "memory", 3, 8), empty=True).count("reg") == 0

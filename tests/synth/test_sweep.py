@@ -88,7 +88,7 @@ def test_areas_of_a_block(tmp_path, capsys, monkeypatch):
         "refused": "lanes must be a positive multiple of 32, not 33",
     }
     point = {"library": "ge", "recipe": "area", "lanes": 32}
-    assert one == {**point, "area": 1, "registers": 0, "combinational": 1, "gate_equivalents": 1}
+    assert one == {**point, "area": 1, "registers": 0, "combinational": 1, "gate_equivalents": 1, "memory_bits": 0}
     assert two == one | {"library": "other name"}
 
 
@@ -105,8 +105,8 @@ def test_areas_of_a_block(tmp_path, capsys, monkeypatch):
         (["vmac", "--vary", "lanes"], "--vary must be NAME=VALUE,VALUE…, not 'lanes'"),
         (["vmac", "--vary", "lanes=32", "lanes=64"], "--vary must name a parameter once, not 'lanes' twice"),
         (["vmac", "--vary", "lanes=32,32"], "axis lanes must have one or more different values, not 32, 32"),
-        (["vmac", "--liberty", "absent.lib"], "Liberty file must be readable, absent.lib is not: "),
-        (["vmac", "--liberty", str(GE), str(GE)], "--liberty must have files of different names, not ge twice"),
+        (["vmac", "--liberty", "absent.lib"], "Liberty must be a file or one of ge, "),
+        (["vmac", "--liberty", str(GE), str(GE)], "--liberty must have libraries of different names, not ge twice"),
         (["vmac", *FUNCTION], "--function must be given without a block, not with 'vmac'"),
         (["--function", "math"], "function must be module:function, not 'math': "),
         ([*FUNCTION, "--jobs", "0"], "jobs must be positive, not 0"),
