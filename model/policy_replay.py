@@ -3,12 +3,14 @@
 import argparse
 import csv
 import dataclasses
+import gzip
 import io
 import json
 import math
 import os
 import sys
 import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,7 +125,7 @@ def read_trace(path: Path) -> list[TraceSample]:
     Parameters
     ----------
     path : Path
-        CSV with a header, or JSON if the name ends in ``.json``.
+        CSV with a header, or JSON if the name ends in ``.json``; either packed by gzip if ``.gz`` follows.
 
     Raises
     ------
@@ -132,9 +134,11 @@ def read_trace(path: Path) -> list[TraceSample]:
     ValueError
         It is no trace; says in which line or sample, and why.
     """
+    packed = path.suffix.lower() == ".gz"
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        if path.suffix.lower() == ".json":
+        octets = path.read_bytes()
+        text = (gzip.decompress(octets) if packed else octets).decode("utf-8-sig")
+        if (path.with_suffix("") if packed else path).suffix.lower() == ".json":
             place, given = "sample", json.loads(text)
             listed = given.get("samples") if isinstance(given, dict) else given
             if not isinstance(listed, list) or not all(isinstance(cells, dict) for cells in listed):
@@ -146,6 +150,8 @@ def read_trace(path: Path) -> list[TraceSample]:
             if absent:
                 raise ValueError(f"TRACE must have the columns {', '.join(_COLUMNS)}, and lacks {', '.join(absent)}")
             place, numbered = "line", [(reader.line_num, cells) for cells in reader]
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise ValueError(f"TRACE must be what gzip packed if its name ends in .gz: {error}") from None
     except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, csv.Error) as error:
         raise ValueError(f"TRACE must be CSV or JSON in UTF-8: {error}") from None
     samples: list[TraceSample] = []

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,6 +55,7 @@ __all__ = [
     "Batch",
     "Gemm",
     "GroupsOf",
+    "NumbersOf",
     "Post",
     "Result",
     "Step",
@@ -110,15 +111,28 @@ class AcceleratorError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True)
+class NumbersOf:
+    """The FP32 numbers that an earlier product of the queue writes, as residual or as what the activity is measured against.
+
+    Attributes
+    ----------
+    product : int
+        Its place in the queue.
+    """
+
+    product: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Post:
     """What is done with the outputs of a product, on accelerators with ``ppu``.
 
     Attributes
     ----------
     function : Function
-    residual : ndarray of float32 [M, N], optional
+    residual : ndarray of float32 [M, N] or NumbersOf, optional
         Added after the function.
-    previous : ndarray of float32 [M, N], optional
+    previous : ndarray of float32 [M, N] or NumbersOf, optional
         What the numbers are compared with for the activity.
     numbers, groups : bool
         Numbers are written as FP32, and as the groups of a tensor.
@@ -135,8 +149,8 @@ class Post:
     """
 
     function: Function = Function.IDENTITY
-    residual: NDArray[np.float32] | None = None
-    previous: NDArray[np.float32] | None = None
+    residual: NDArray[np.float32] | NumbersOf | None = None
+    previous: NDArray[np.float32] | NumbersOf | None = None
     numbers: bool = False
     groups: bool = True
     tensor_scale: float = 1.0
@@ -185,7 +199,7 @@ class GroupsOf:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """A step of the precision policy, which the policy unit begins before the queue starts.
+    """A step of the precision policy, which the policy unit begins before its products are submitted.
 
     Attributes
     ----------
@@ -198,6 +212,28 @@ class Step:
     phase: Phase = "prefill"
     entropy: float | None = None
     config: PolicyConfig = dataclasses.field(default_factory=PolicyConfig)
+
+
+Steps = Step | Mapping[int, Step] | None
+"""A step that begins before the queue starts, or several steps of one request, each by the place of its first product in the queue."""
+
+
+def _by_place(steps: Steps, count: int) -> dict[int, Step]:
+    """Return steps by the place of their first product, in order.
+
+    Raises
+    ------
+    ValueError
+        A step begins at no product, or has other parameters than the first.
+    """
+    found = {} if steps is None else {0: steps} if isinstance(steps, Step) else dict(sorted(steps.items()))
+    first = next(iter(found.values()), None)
+    for place, step in found.items():
+        if not 0 <= place < count:
+            raise ValueError(f"step must begin at one of the {count} products, not at {place}")
+        if first is not None and step.config != first.config:
+            raise ValueError(f"config must be the same in all steps of a request, not another from product {place} on")
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -303,6 +339,22 @@ class Gemm:
             if not isinstance(x, Operands | GroupsOf):
                 scale *= float(_base(x).tensor_scale)
         return scale
+
+
+def _source(name: str, of: GroupsOf | NumbersOf, product: Gemm, earlier: Sequence[Output]) -> Output:
+    """Return where the earlier product writes what is taken from it.
+
+    Raises
+    ------
+    ValueError
+        It is no earlier one, or there is no fence.
+    """
+    if not 0 <= of.product < len(earlier):
+        what = "groups" if isinstance(of, GroupsOf) else "numbers"
+        raise ValueError(f"{name} must be the {what} of an earlier product, not of {of.product}")
+    if not (product.fence or product.policy):
+        raise ValueError(f"{name} must be behind a fence if an earlier product writes it")
+    return earlier[of.product]
 
 
 def _base(tensor: BlockScaled | Refined) -> BlockScaled:
@@ -428,15 +480,17 @@ class Expected:
 
 
 def models(
-    config: AcceleratorConfig, products: Sequence[Gemm], found: Sequence[Plan], step: Step | None = None
+    config: AcceleratorConfig, products: Sequence[Gemm], found: Sequence[Plan], step: Steps = None
 ) -> Iterator[Expected]:
     """Yield what the accelerator must give for products of a queue one after the other, each in certain tiles."""
-    policy = FixedPolicy(None if step is None else step.config)
-    if step is not None:
-        policy.reset_step(step.phase, step.entropy)
+    steps = _by_place(step, len(products))
+    policy = FixedPolicy(next(iter(steps.values())).config if steps else None)
     before: list[Expected] = []
-    totals, layer = ppu.Sums(), 0
-    for product, tiles in zip(products, found, strict=True):
+    totals, layer, begun = ppu.Sums(), 0, False
+    for place, (product, tiles) in enumerate(zip(products, found, strict=True)):
+        if place in steps:
+            policy.reset_step(steps[place].phase, steps[place].entropy)
+            layer, begun = 0, True
         mode = mode_of(policy.precision) if product.policy else Mode(product.mode)
         scale = _scale_of(products, product)
         known = dataclasses.replace(product, mode=mode, scale=scale, post=None)
@@ -459,8 +513,8 @@ def models(
                 tiles.tile_n,
                 job,
                 sums,
-                residual=post.residual,
-                previous=post.previous,
+                residual=_known(post.residual, before),
+                previous=_known(post.previous, before),
                 weight_masks=post.weight_masks,
                 totals=totals,
             )
@@ -470,11 +524,16 @@ def models(
             groups = made.tensor(post.tensor_scale, length, refined=refined, step=config.step) if post.groups else None
             report = made.report
             activity, energy = (report.activity, report.energy) if report is not None else (0, 0)
-            if post.observe and step is not None:
+            if post.observe and begun:
                 policy.observe_bits(layer, activity)
                 layer += 1
             before.append(Expected(output, status | made.status << 4, groups, activity, energy, mode))
         yield before[-1]
+
+
+def _known(numbers: NDArray[np.float32] | NumbersOf | None, before: Sequence[Expected]) -> NDArray[np.float32] | None:
+    """Return numbers, also if an earlier product made them."""
+    return before[numbers.product].output if isinstance(numbers, NumbersOf) else numbers
 
 
 def _scale_of(products: Sequence[Gemm], product: Gemm) -> float:
@@ -498,7 +557,7 @@ def _same(one: BlockScaled | Refined | None, other: BlockScaled | Refined | None
     return False
 
 
-def verify(config: AcceleratorConfig, products: Sequence[Gemm], batch: Batch, step: Step | None = None) -> int:
+def verify(config: AcceleratorConfig, products: Sequence[Gemm], batch: Batch, step: Steps = None) -> int:
     """Compare all results with the model, bit for bit.
 
     Returns
@@ -519,6 +578,8 @@ def verify(config: AcceleratorConfig, products: Sequence[Gemm], batch: Batch, st
         same = result.output.shape == output.shape
         wrong = np.argwhere(result.output.view(width) != output.view(width)) if same else np.empty((0, 2))
         name = f"product {number} ({NAMES[product.mode]}, {output.shape[0]} × {output.shape[1]})"
+        if result.mode is not None and result.mode != correct.mode:
+            raise AcceleratorError(f"{name} ran in mode {result.mode.name}, not {correct.mode.name}")
         if output.shape != result.output.shape or output.dtype != result.output.dtype:
             raise AcceleratorError(f"{name} has shape {result.output.shape}, not {output.shape}")
         if len(wrong):
@@ -533,8 +594,6 @@ def verify(config: AcceleratorConfig, products: Sequence[Gemm], batch: Batch, st
         reported = (result.activity, result.energy)
         if reported != (correct.activity, correct.energy):
             raise AcceleratorError(f"{name} reports {reported}, not {(correct.activity, correct.energy)}")
-        if result.mode is not None and result.mode != correct.mode:
-            raise AcceleratorError(f"{name} ran in mode {result.mode.name}, not {correct.mode.name}")
         compared += output.size
         if correct.groups is not None:
             base = correct.groups.base if isinstance(correct.groups, Refined) else correct.groups
@@ -611,7 +670,7 @@ class Accelerator:
         return Image(self.base, max(64, self.config.data_width // 8), rng)
 
     def place(
-        self, image: Image, product: Gemm, source: Output | None = None, scale: float | None = None
+        self, image: Image, product: Gemm, earlier: Sequence[Output] = (), scale: float | None = None
     ) -> tuple[Descriptor, Output, Plan]:
         """Place a product's operands and room for its output, and return what describes it.
 
@@ -619,8 +678,8 @@ class Accelerator:
         ----------
         image : Image
         product : Gemm
-        source : Output, optional
-            Of the product whose groups are the activations.
+        earlier : sequence of Output
+            Of the products before it in the queue, whose groups and numbers it may take.
         scale : float, optional
             What results are multiplied by beside the unit of the sums; :attr:`Gemm.tensor_scale` by default.
 
@@ -637,6 +696,7 @@ class Accelerator:
             if wanted and product.out != "fp32":
                 raise ValueError(f"out must be fp32 with {name}, not {product.out!r}")
         product.check(config)
+        source = _source("a", product.a, product, earlier) if isinstance(product.a, GroupsOf) else None
         stored = product
         if product.policy and config.refinement != "none":
             # All that any mode reads.
@@ -697,7 +757,7 @@ class Accelerator:
         if post is None:
             output = image.reserve_output(m, n, mode, kind)
         else:
-            output, block = self._place_post(image, post, m, n)
+            output, block = self._place_post(image, product, post, m, n, earlier)
             address = image.allocate(len(block))
             image.write(address, block)
             descriptor = dataclasses.replace(descriptor, post=address)
@@ -707,14 +767,14 @@ class Accelerator:
         """Refuse groups that the product cannot read."""
         if source is None or source.groups is None:
             raise ValueError("a must be the groups of an earlier product that writes them")
-        if not (product.fence or product.policy):
-            raise ValueError("a must be behind a fence if an earlier product writes it")
         if (product.mode == Mode.AUTOFP6 or product.policy) and not source.refined:
             raise ValueError("a must have refinements for a product in AutoFP6 mode")
         if (product.mode == Mode.AUTOFP2 or product.policy) and self.config.scaling == "pair" and not source.shared:
             raise ValueError("a must have scales of 32 elements for a product in AutoFP2 mode")
 
-    def _place_post(self, image: Image, post: Post, m: int, n: int) -> tuple[Output, bytes]:
+    def _place_post(
+        self, image: Image, product: Gemm, post: Post, m: int, n: int, earlier: Sequence[Output]
+    ) -> tuple[Output, bytes]:
         """Place what post-processing reads, and room for what it writes; return where, and the post block."""
         job = post.job(0)
         for name, bits in (("tensor_scale", job.group_scale), ("threshold", job.threshold)):
@@ -733,7 +793,14 @@ class Accelerator:
         output = dataclasses.replace(output, plain=post.numbers)
         for name in ("residual", "previous"):
             numbers = getattr(post, name)
-            if numbers is not None:
+            if isinstance(numbers, NumbersOf):
+                made = _source(name, numbers, product, earlier)
+                if not made.plain or made.format != Format.FP32 or (made.m, made.n) != (m, n):
+                    raise ValueError(
+                        f"{name} must be FP32 numbers of shape {(m, n)}, which product {numbers.product} does not write"
+                    )
+                places[name], places[f"{name}_stride"] = made.address, made.stride
+            elif numbers is not None:
                 if numbers.shape != (m, n):
                     raise ValueError(f"{name} of post must have shape {(m, n)}, not {numbers.shape}")
                 places[name], places[f"{name}_stride"] = image.store_numbers(numbers)
@@ -767,7 +834,7 @@ class Accelerator:
         limit: int,
         timing: Timing | None = None,
         rounds: int = 1,
-        step: Step | None = None,
+        step: Steps = None,
     ) -> tuple[Run, list[Record | None], int]:
         """Run a queue once or several times around, wait for the interrupt, and update the image.
 
@@ -778,13 +845,13 @@ class Accelerator:
         outputs : sequence of Output
             All that may be written beside records.
         limit : int
-            Most cycles until the interrupt.
+            Most cycles until the interrupt; of several steps each.
         timing : Timing, optional
             :attr:`timing` by default.
         rounds : int
             How often the ring is run through; all rounds together have at most 65535 descriptors, as many as can be submitted at once.
-        step : Step, optional
-            Begins before the queue starts.
+        step : Step or mapping of int to Step, optional
+            Begins before the queue starts, or each before the product with its number is submitted, when all before have ended.
 
         Returns
         -------
@@ -797,13 +864,16 @@ class Accelerator:
         Raises
         ------
         ValueError
-            No round, or too many, or the memory is too small.
+            No round, or too many, several steps with several rounds, or the memory is too small.
         AcceleratorError
             The interrupt did not come, a register has not the value that it must have, or something else was written.
         """
         most = 0xFFFF // max(len(descriptors), 1)
         if not 1 <= rounds <= most:
             raise ValueError(f"rounds must be from 1 to {most} for {len(descriptors)} descriptors, not {rounds}")
+        steps = _by_place(step, len(descriptors))
+        if len(steps) > 1 and rounds > 1:
+            raise ValueError(f"rounds must be 1 with several steps, not {rounds}")
         queue = image.queue(descriptors)
         if len(image) > self.harness.size:
             raise ValueError(f"memory must be at least {len(image)} bytes for these products, not {self.harness.size}")
@@ -816,16 +886,24 @@ class Accelerator:
             write(offset["queue_high"], queue >> 32),
             write(offset["queue_length"], len(descriptors) - 1),
             write(offset["interrupt"], Event.EMPTY),
-            *(write(offset[name], word) for name, word in _step_words(step).items()),
-            write(offset["submitted"], count),
-            write(offset["control"], 1),
-            Command.interrupt(limit),
+        ]
+        quiet = [write(offset["events"], Event.DONE | Event.ERROR | Event.EMPTY), Command.interrupt(100, 0)]
+        begins = [0, *(place for place in steps if place)]
+        for begin, end in zip(begins, [*begins[1:], count], strict=True):
+            if begin:
+                commands += quiet
+            words = _step_words(steps[begin], begin == min(steps)) if begin in steps else {}
+            commands += [write(offset[name], word) for name, word in words.items()]
+            commands.append(write(offset["submitted"], end))
+            if not begin:
+                commands.append(write(offset["control"], 1))
+            commands.append(Command.interrupt(limit))
+        commands += [
             Command.dump(),
             read(offset["completed"]),
             read(offset["state"]),
             read(offset["events"]),
-            write(offset["events"], Event.DONE | Event.ERROR | Event.EMPTY),
-            Command.interrupt(100, 0),
+            *quiet,
         ]
         before = image.contents.copy()
         try:
@@ -850,7 +928,8 @@ class Accelerator:
             at = self.base + int(np.argmax(changed))
             raise AcceleratorError(f"{int(changed.sum())} bytes beside the outputs were written, first {at:#x}")
         started = next(event.cycle for event in run.events if (event.operation, event.x) == (1, offset["control"]))
-        ended = next(event.cycle for event in run.events if event.operation == 3)
+        # The last but one: after it the interrupt falls.
+        ended = [event.cycle for event in run.events if event.operation == 3][-2]
         return run, image.records(queue, len(descriptors)), ended - started
 
     def run(
@@ -860,7 +939,7 @@ class Accelerator:
         rng: np.random.Generator | None = None,
         timing: Timing | None = None,
         check: bool = True,
-        step: Step | None = None,
+        step: Steps = None,
     ) -> Batch:
         """Run products one behind the other from one queue.
 
@@ -873,8 +952,8 @@ class Accelerator:
             :attr:`timing` by default.
         check : bool
             Raise if a product ends with an error.
-        step : Step, optional
-            Of the policy, for products whose mode the policy unit picks.
+        step : Step or mapping of int to Step, optional
+            Of the policy, for products whose mode the policy unit picks: before all products, or each before the product with its number.
 
         Raises
         ------
@@ -894,13 +973,13 @@ class Accelerator:
             raise ValueError("products must be at least one")
         image = self.image(rng)
         placed: list[tuple[Descriptor, Output, Plan]] = []
+        written: list[Output] = []
         for number, product in enumerate(products):
-            source, scale = None, None
-            if isinstance(product.a, GroupsOf):
-                if not 0 <= product.a.product < number:
-                    raise ValueError(f"a must be the groups of an earlier product, not of {product.a.product}")
-                source, scale = placed[product.a.product][1], _scale_of(products, product)
-            placed.append(self.place(image, product, source, scale))
+            scale = None
+            if isinstance(product.a, GroupsOf) and 0 <= product.a.product < number:
+                scale = _scale_of(products, product)
+            placed.append(self.place(image, product, written, scale))
+            written.append(placed[-1][1])
         descriptors, outputs, found = zip(*placed, strict=True)
         timing = timing or self.timing
         slow = 256 / (256 - max(timing.chances.values(), default=0))
@@ -944,14 +1023,12 @@ class Accelerator:
         return Batch(results, cycles, run.read_beats, run.write_beats)
 
 
-def _step_words(step: Step | None) -> dict[str, int]:
-    """Return the words that begin a step of the policy, by register."""
-    if step is None:
-        return {}
+def _step_words(step: Step, first: bool) -> dict[str, int]:
+    """Return the words that begin a step of the policy, by register; a request's first one sets the parameters too."""
     entropy = int((step.entropy or 0) * 2 ** PolicyFormat().fraction_bits)
     register = PPU_REGISTERS["policy_step"]
-    begin = register.pack(entropy=entropy, decode=int(step.phase == "decode"), begin=1, clear=1)
-    return {**policy_words(step.config), "policy_step": begin}
+    begin = register.pack(entropy=entropy, decode=int(step.phase == "decode"), begin=1, clear=int(first))
+    return {**(policy_words(step.config) if first else {}), "policy_step": begin}
 
 
 def extended(a: Operands, w: Operands, step: Literal["fixed", "exponent"] = "fixed") -> tuple[Operands, Operands]:

@@ -1,6 +1,7 @@
 """Replay: both forms of a trace, both of the table, the picture, and bad input of every kind."""
 
 import csv
+import gzip
 import io
 import json
 import sys
@@ -65,6 +66,19 @@ def test_other_columns_byte_order_marks_and_line_ends_do_not_matter(trace, tmp_p
     text = "".join(f"x,{line}\r\n" for line in trace.read_text().splitlines())
     other.write_bytes(b"\xef\xbb\xbf" + text.encode())
     assert read_trace(other) == read_trace(trace)
+
+
+def test_packed_traces_are_read_as_they_are(trace, tmp_path, capsys):
+    for path in (trace, as_json(tmp_path / "trace.json", True)):
+        packed = tmp_path / f"{path.name}.gz"
+        packed.write_bytes(gzip.compress(path.read_bytes()))
+        assert read_trace(packed) == read_trace(trace)
+    for octets in (packed.read_bytes()[:-9], trace.read_bytes(), packed.read_bytes()[:40] + bytes(9)):
+        packed.write_bytes(octets)
+        assert main([str(packed)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("model.policy: TRACE must be what gzip packed if its name ends in .gz: ")
+        assert said.count("\n") == 1
 
 
 def test_files_are_the_same_table_in_both_forms_with_a_picture_beside(trace, tmp_path, capsys):
