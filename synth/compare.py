@@ -216,7 +216,7 @@ def _area_points(settings: argparse.Namespace, libraries: Sequence[str]) -> list
 
 
 def _compare(settings: argparse.Namespace) -> dict[str, Any]:
-    libraries, context = library_files(settings.liberty)
+    libraries, hashes = library_files(settings.liberty)
     tool = settings.tool or next(iter(available_tools()), None)
     about = {"tools": tool_versions(), "synthesis": tool, "clock_mhz": settings.clock}
     how: dict[str, Any] = {"jobs": settings.jobs, "scheduler": settings.scheduler}
@@ -226,7 +226,7 @@ def _compare(settings: argparse.Namespace) -> dict[str, Any]:
         function,
         points,
         settings.output,
-        context=[about["tools"], tool, context],
+        context=lambda point: [about["tools"], tool, hashes[str(point["library"])]],
         progress=Shown(settings.quiet, "areas"),
         **how,
     )

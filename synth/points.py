@@ -95,9 +95,9 @@ def _importable(function: Callable[[Point], Row]) -> tuple[str, Callable[[Point]
 class _Store:
     """Finished points: a line of JSON each, in one file that only grows."""
 
-    def __init__(self, folder: Path, context: Any):
+    def __init__(self, folder: Path, context: Callable[[Point], Any]):
         self._path = folder / "points.jsonl"
-        self._context = json.dumps(context, sort_keys=True)
+        self._context = context
         folder.mkdir(parents=True, exist_ok=True)
         self._rows = dict(self._read())
         self._file = self._path.open("ab")
@@ -106,7 +106,7 @@ class _Store:
             self._file.write(b"\n")
 
     def _key(self, point: Point) -> str:
-        return hashlib.sha256(f"{self._context}{json.dumps(point, sort_keys=True)}".encode()).hexdigest()
+        return hashlib.sha256(json.dumps([self._context(point), point], sort_keys=True).encode()).hexdigest()
 
     def _read(self) -> Iterator[tuple[str, Row]]:
         if not self._path.exists():
@@ -194,7 +194,7 @@ def run(
     points: Sequence[Point],
     folder: Path,
     *,
-    context: Any = None,
+    context: Callable[[Point], Any] = lambda point: None,
     jobs: int = 1,
     scheduler: str | None = None,
     progress: Progress = lambda done, kept, total: None,
@@ -211,8 +211,8 @@ def run(
     points : sequence of Point
     folder : Path
         Has the finished points in ``points.jsonl``.
-    context : JSON-like
-        What else figures depend on, such as versions of tools.
+    context : callable
+        What else the figures of a point depend on, such as versions of tools, as JSON-like data.
     jobs : int
         Processes at a time; 1 is this one.
     scheduler : str, optional
@@ -233,7 +233,7 @@ def run(
     name, function = _importable(function)
     module = name.partition(":")[0]
     digest = sources(module)
-    store = _Store(folder, [name, digest, context])
+    store = _Store(folder, lambda point: [name, digest, context(point)])
     todo = [point for point in points if store.get(point) is None]
     done = kept = len(points) - len(todo)
     progress(done, kept, len(points))

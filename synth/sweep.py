@@ -159,7 +159,7 @@ def library_files(texts: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]
     return called, hashes
 
 
-Task = tuple[Callable[[Point], Row], list[Point], Any, dict[str, Any]]
+Task = tuple[Callable[[Point], Row], list[Point], Callable[[Point], Any], dict[str, Any]]
 
 
 def _task(options: argparse.Namespace) -> Task:
@@ -169,7 +169,7 @@ def _task(options: argparse.Namespace) -> Task:
         if options.block:
             raise ValueError(f"--function must be given without a block, not with {options.block!r}")
         values = {name: [_guessed(text) for text in texts] for name, texts in axes.items()}
-        return named(options.function), grid(values), None, {"function": options.function}
+        return named(options.function), grid(values), lambda point: None, {"function": options.function}
     if options.block not in BLOCKS:
         raise ValueError(f"block must be one of {', '.join(BLOCKS)}, not {options.block!r}")
     libraries, hashes = library_files(options.liberty)
@@ -178,7 +178,7 @@ def _task(options: argparse.Namespace) -> Task:
     points = grid(varied | _typed(BLOCKS[options.block], axes))
     function = partial(area_point, block=options.block, libraries=libraries, tool=tool)
     about = {"block": options.block, "tools": tool_versions(), "synthesis": tool}
-    return function, points, [about, hashes], about
+    return function, points, lambda point: [about, hashes[str(point["library"])]], about
 
 
 class Shown:
