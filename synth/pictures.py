@@ -3,7 +3,7 @@
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from synth.points import Row
 
@@ -89,6 +89,12 @@ def squarify(areas: Sequence[float], rectangle: Rectangle) -> list[Rectangle]:
     return placed
 
 
+def _ink(colour: str) -> str:
+    """Return the colour of text on a colour."""
+    red, green, blue = (int(colour[k : k + 2], 16) for k in (1, 3, 5))
+    return "black" if 0.3 * red + 0.59 * green + 0.11 * blue > 140 else "white"
+
+
 def treemap(parts: Mapping[str, Mapping[str, float]], title: str) -> Any:
     """Draw areas as areas: a rectangle a group, divided into its parts.
 
@@ -98,32 +104,35 @@ def treemap(parts: Mapping[str, Mapping[str, float]], title: str) -> Any:
         Areas by name, by group; those of 0 are left out.
     title : str
     """
+    width, height, legend = 10.0, 6.0, 1.0
+    figure = _figure(width, height + legend + 0.4)
     from matplotlib.patches import Rectangle as Patch
 
-    width, height = 10.0, 6.0
-    figure = _figure(width, height + 0.4)
-    axes = figure.subplots()
+    figure.set_layout_engine("none")
+    axes = figure.add_axes((0, legend / (height + legend + 0.4), 1, height / (height + legend + 0.4)))
     groups = {name: {part: area for part, area in below.items() if area > 0} for name, below in parts.items()}
     order = sorted((name for name in groups if groups[name]), key=lambda name: -sum(groups[name].values()))
-    whole = sum(sum(groups[name].values()) for name in order)
-    outer = squarify([sum(groups[name].values()) for name in order], (0.0, 0.0, width, height))
-    for colour, name, frame in zip(_COLOURS * len(order), order, outer, strict=False):
+    sums = [sum(groups[name].values()) for name in order]
+    colours = [_COLOURS[k % len(_COLOURS)] for k in range(len(order))]
+    for colour, name, frame in zip(colours, order, squarify(sums, (0.0, 0.0, width, height)), strict=True):
         inside = sorted(groups[name].items(), key=lambda item: -item[1])
         for (part, area), (x, y, w, h) in zip(inside, squarify([area for _, area in inside], frame), strict=True):
             axes.add_patch(Patch((x, y), w, h, facecolor=colour, edgecolor="white", linewidth=0.8))
-            text = f"{part}\n{100 * area / whole:.1f} %"
-            # A letter is about 0.6 as wide as it is high, and there are 72 points in an inch.
-            size = min(11.0, 72 * w / (0.66 * max(map(len, text.split("\n")))), 72 * h / 2.8)
+            lines = [part, f"{100 * area / sum(sums):.1f} %"]
+            along, across, turned = (h, w, 90) if h > 1.5 * w else (w, h, 0)
+            # There are 72 points in an inch; a letter is about 0.6 as wide as it is high, a line 1.3 as high.
+            size = min(11.0, 72 * along / (0.65 * max(map(len, lines))), 72 * across / 2.8)
             if size >= 4.5:
-                axes.text(x + w / 2, y + h / 2, text, ha="center", va="center", fontsize=size, color="white")
+                place = {"ha": "center", "va": "center", "rotation": turned, "fontsize": size, "color": _ink(colour)}
+                axes.text(x + w / 2, y + h / 2, "\n".join(lines), **place)
         axes.add_patch(Patch(frame[:2], *frame[2:], facecolor="none", edgecolor="black", linewidth=1.6))
     handles = [
-        Patch((0, 0), 1, 1, facecolor=colour, label=f"{name} {100 * sum(groups[name].values()) / whole:.1f} %")
-        for colour, name in zip(_COLOURS * len(order), order, strict=False)
+        Patch((0, 0), 1, 1, facecolor=colour, label=f"{name} {100 * area / sum(sums):.1f} %")
+        for colour, name, area in zip(colours, order, sums, strict=True)
     ]
-    axes.set(xlim=(0, width), ylim=(0, height), aspect="equal", title=title)
+    axes.set(xlim=(0, width), ylim=(0, height), title=title)
     axes.axis("off")
-    axes.legend(handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=min(len(order), 4), frameon=False)
+    figure.legend(handles=handles, loc="lower center", ncols=min(len(order), 3), frameon=False, fontsize=9)
     return figure
 
 
@@ -179,6 +188,8 @@ def scatter(
     """
     figure = _figure(9.0, 6.0)
     axes = figure.subplots()
+    every: list[Any] = [row[x] for rows in points.values() for row in rows]
+    middle = (min(every) + max(every)) / 2 if every else 0
     for index, (name, rows) in enumerate(points.items()):
         colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
         axes.plot([r[x] for r in rows], [r[y] for r in rows], marker, color=colour, alpha=0.5, label=name or None)
@@ -186,8 +197,15 @@ def scatter(
         axes.plot([r[x] for r in front], [r[y] for r in front], color=colour, linewidth=1)
         for row in front:
             text = ", ".join(f"{row[key]}" for key in labels if row.get(key) is not None)
-            axes.annotate(text, (row[x], row[y]), xytext=(5, 5), textcoords="offset points", fontsize=7)
-    axes.set(xlabel=x, ylabel=y, title=f"{y} against {x}; lines join the best trades")
+            # Text of points on the right goes to the left, where there is room, and below a curve that falls.
+            left = cast(float, row[x]) > middle
+            place: dict[str, Any] = {
+                "xytext": (-6, -10) if left else (6, 5),
+                "ha": "right" if left else "left",
+                "fontsize": 7,
+            }
+            axes.annotate(text, (row[x], row[y]), textcoords="offset points", **place)
+    axes.set(xlabel=x, ylabel=y, title=f"{y} by {x}; lines join the best trades")
     axes.margins(0.12)
     axes.grid(linewidth=0.3)
     if any(points):
