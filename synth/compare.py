@@ -11,8 +11,7 @@ from typing import Any, cast
 
 from hdl.build import BLOCKS, generate, parse_parameters
 from hdl.lib.toolchain import tool_versions
-from model.vmac import VmacConfig
-from synth.accuracy import LAYERS, accuracy_point
+from synth.accuracy import LAYERS, PER_OPERAND, accuracy_point
 from synth.figure12 import ACCELERATOR, accelerator_areas, accelerator_rows, vmac_parts, vmac_rows
 from synth.libraries import PRESETS, find, prepare
 from synth.pictures import PictureError, bars, scatter, treemap, write_picture
@@ -41,6 +40,7 @@ QUICK = (NVFP4, AUTOFP2, DEFAULT, "weight_encoder")
 
 PAPER_DENSITY = {DEFAULT: 5.46, NVFP4: 3.23, AUTOFP2: 6.16}
 _KEYS = ("design", "library", "shape")
+_FORMAT = ("format", "slots", "per_operand", "step", "scaling")
 
 
 def _parsed(design: str) -> tuple[str, dict[str, Any]]:
@@ -71,17 +71,25 @@ def area_point(point: Point, *, libraries: Mapping[str, str], tool: str | None =
     return row | (vmac_parts(area) if point["shape"] == "hierarchical" and "vmac" in block else {})
 
 
-def _format_of(design: str) -> dict[str, Any]:
+def _format_of(design: str, per_operand: int = PER_OPERAND) -> dict[str, Any]:
     """Return the AutoFP6 that a vMAC runs: in place, all four subgroups of a group can be refined."""
-    settings = dict(setting.split("=") for setting in design.split()[1:])
-    slots = 4 if settings.get("refinement") == "inplace" else int(settings.get("slots_per_block", 2))
-    return {"format": "AutoFP6", "slots": slots, "step": settings.get("step", "fixed"), "scaling": None}
+    parameters = _parsed(design)[1]
+    slots = 4 if parameters.get("refinement") == "inplace" else parameters.get("slots_per_block", 2)
+    brought = min(per_operand, slots)
+    return {
+        "format": "AutoFP6",
+        "slots": slots,
+        "per_operand": brought,
+        "step": parameters.get("step", "fixed"),
+        "scaling": None,
+    }
 
 
 def _accuracy_points() -> list[Point]:
-    formats: list[dict[str, Any]] = [{"format": "NVFP4", "slots": None, "step": None, "scaling": None}]
+    formats: list[dict[str, Any]] = [{**dict.fromkeys(_FORMAT), "format": "NVFP4"}]
     formats += [formats[0] | {"format": "AutoFP2", "scaling": scaling} for scaling in ("pair", "group")]
-    formats += [_format_of(design) for design in OPTIONS if "none" not in design and "group" not in design]
+    refining = [design for design in OPTIONS if "none" not in design and "group" not in design]
+    formats += [_format_of(design, most) for design in refining for most in (PER_OPERAND, 4)]
     distinct = {json.dumps(each): each for each in formats}
     return [{**each, "layer": layer} for each in distinct.values() for layer in LAYERS]
 
@@ -89,7 +97,7 @@ def _accuracy_points() -> list[Point]:
 def _mean_accuracy(rows: Sequence[Row]) -> list[Row]:
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        key = {name: row[name] for name in ("format", "slots", "step", "scaling")}
+        key = {name: row[name] for name in _FORMAT}
         groups.setdefault(json.dumps(key), []).append(row)
     names = ("nmse", "nmse_weights")
     return [
@@ -149,23 +157,27 @@ def density(area: Mapping[str, float], clock_mhz: float) -> list[Row]:
 
 
 def options(area: Mapping[str, float], accuracy: Sequence[Row]) -> list[Row]:
-    """Return each option of the vMAC with its area, the bits of refinement that a vector brings, and the errors of the formats that it runs."""
-    errors = {tuple(row[name] for name in ("format", "slots", "step", "scaling")): row["nmse"] for row in accuracy}
+    """Return each option of the vMAC with its area and the errors of the formats that it runs.
+
+    Of AutoFP6 once as processing elements run it, whose operands bring two refined subgroups of a group at most, and once without that limit.
+    """
+    errors = {tuple(row[name] for name in _FORMAT): row["nmse"] for row in accuracy}
+    plain = {(row["format"], row["scaling"]): row["nmse"] for row in accuracy if row["format"] != "AutoFP6"}
     rows: list[Row] = []
     for name in OPTIONS:
-        form = _format_of(name)
-        group = "group" if "scaling=group" in name else "pair"
-        fine = ("NVFP4", None, None, None) if "none" in name else tuple(form.values())
+        fine = [errors.get(tuple(_format_of(name, most).values())) for most in (PER_OPERAND, 4)]
+        if "none" in name:
+            fine = [plain.get(("NVFP4", None))] * 2
         rows.append(
             {
                 "design": name,
                 "area": round(area[name], 2),
                 "against_default": round(area[name] / area[DEFAULT] - 1, 4),
                 "ratio_to_nvfp4_only": round(area[name] / area[NVFP4], 4),
-                "refine_bits": VmacConfig(**_parsed(name)[1]).refine_width,
-                "nmse_autofp2": errors.get(("AutoFP2", None, None, group)),
-                "nmse_nvfp4": errors.get(("NVFP4", None, None, None)),
-                "nmse_autofp6": errors.get(fine),
+                "nmse_autofp2": plain.get(("AutoFP2", "group" if "scaling=group" in name else "pair")),
+                "nmse_nvfp4": plain.get(("NVFP4", None)),
+                "nmse_autofp6": fine[0],
+                "nmse_autofp6_if_operands_bring_4": fine[1],
             }
         )
     return rows

@@ -9,7 +9,7 @@ __all__ = ["Memory", "Split", "split", "wrapper"]
 # A memory as the generator writes it: one port that writes, one that reads a cycle later, contents of zeros at power-up.
 _MEMORY = re.compile(
     r"""\ \ reg\ \[(?P<high>\d+):0\]\ (?P<name>\S+)\ \[(?P<last>\d+):0\];\n
-(?:\ \ initial\ begin\n(?:\ \ \ \ (?P=name)\[\d+\]\ =\ \d+'h0+;\n)+\ \ end\n)?
+(?:\ \ initial\ begin\n(?:\ \ \ \ (?P=name)\[\d+\]\ =\ \d+'[hd]0+;\n)+\ \ end\n)?
 \ \ always\ @\(posedge\ clk\)\ begin\n
 \ \ \ \ if\ \((?P<w_en>[^\n]+)\)\n
 \ \ \ \ \ \ (?P=name)\[(?P<w_addr>[^\n]+)\]\ <=\ (?P<w_data>[^\n]+);\n

@@ -6,6 +6,7 @@ import pytest
 from model import llm
 from model.block_scaled import dequantize, quantize
 from model.figures import nmse
+from model.quantised_llm import Format, quantise_activations
 from synth import accuracy
 from synth.accuracy import LAYERS, accuracy_point
 
@@ -40,6 +41,24 @@ def test_better_options_have_smaller_errors(tensors):
     assert error(format="AutoFP2", scaling="group") < error(format="AutoFP2", scaling="pair")
     assert error(format="NVFP4") < error(format="AutoFP2", scaling="group")
     assert error(format="reference") == 0
+
+
+def test_operands_that_bring_less_have_larger_errors(tensors):
+    brought = [error(format="AutoFP6", slots=4, step="fixed", per_operand=most) for most in (1, 2, 3, 4)]
+    assert sorted(brought, reverse=True) == brought
+    assert brought[3] == error(format="AutoFP6", slots=4, step="fixed")
+    # Two slots never need more than two of an operand.
+    assert error(format="AutoFP6", slots=2, step="fixed", per_operand=2) == error(
+        format="AutoFP6", slots=2, step="fixed"
+    )
+
+
+def test_refined_activations_are_those_of_the_quantiser(tensors, monkeypatch):
+    row = accuracy_point({"layer": 0, "format": "AutoFP6", "slots": 2})
+    monkeypatch.setattr(
+        accuracy, "_refined", lambda x, mask, settings, most: quantise_activations(x, Format.AUTOFP6, settings, mask)
+    )
+    assert accuracy_point({"layer": 0, "format": "AutoFP6", "slots": 2}) == row
 
 
 def test_default_options_are_those_of_the_hardware(tensors):

@@ -78,15 +78,17 @@ def test_density_is_two_operations_per_mac_clock_and_area():
 
 
 def test_options_have_the_errors_of_what_they_run():
-    keys = ("format", "slots", "step", "scaling", "nmse")
+    keys = ("format", "slots", "per_operand", "step", "scaling", "nmse")
     accuracy = [
         dict(zip(keys, values, strict=True))
         for values in (
-            ("NVFP4", None, None, None, 0.1),
-            ("AutoFP2", None, None, "pair", 0.4),
-            ("AutoFP2", None, None, "group", 0.3),
-            ("AutoFP6", 2, "fixed", None, 0.05),
-            ("AutoFP6", 4, "exponent", None, 0.02),
+            ("NVFP4", None, None, None, None, 0.1),
+            ("AutoFP2", None, None, None, "pair", 0.4),
+            ("AutoFP2", None, None, None, "group", 0.3),
+            ("AutoFP6", 1, 1, "fixed", None, 0.06),
+            ("AutoFP6", 2, 2, "fixed", None, 0.05),
+            ("AutoFP6", 4, 2, "exponent", None, 0.03),
+            ("AutoFP6", 4, 4, "exponent", None, 0.02),
         )
     ]
     rows = {row["design"]: row for row in options(AREA, accuracy)}
@@ -94,17 +96,19 @@ def test_options_have_the_errors_of_what_they_run():
     assert rows["vmac"]["against_default"] == 0
     assert rows["vmac"]["ratio_to_nvfp4_only"] == 1.4
     wanted = {
-        "vmac": (0.4, 0.1, 0.05),
+        "vmac": (0.4, 0.1, 0.05, 0.05),
+        "vmac slots_per_block=1": (0.4, 0.1, 0.06, 0.06),
         # Without refinement, layers that ask for it run in NVFP4.
-        "vmac refinement=none": (0.4, 0.1, 0.1),
+        "vmac refinement=none": (0.4, 0.1, 0.1, 0.1),
         # In place, each of a group's four subgroups can be refined.
-        "vmac refinement=inplace step=exponent": (0.4, 0.1, 0.02),
-        "vmac slots_per_block=4 step=exponent": (0.4, 0.1, 0.02),
-        "vmac scaling=group": (0.3, 0.1, 0.05),
-        "vmac slots_per_block=3": (0.4, 0.1, None),
+        "vmac refinement=inplace step=exponent": (0.4, 0.1, 0.03, 0.02),
+        "vmac slots_per_block=4 step=exponent": (0.4, 0.1, 0.03, 0.02),
+        "vmac scaling=group": (0.3, 0.1, 0.05, 0.05),
+        "vmac slots_per_block=3": (0.4, 0.1, None, None),
     }
-    for name, errors in wanted.items():
-        assert tuple(rows[name][f"nmse_{form}"] for form in ("autofp2", "nvfp4", "autofp6")) == errors, name
+    names = ("autofp2", "nvfp4", "autofp6", "autofp6_if_operands_bring_4")
+    for design, errors in wanted.items():
+        assert tuple(rows[design][f"nmse_{form}"] for form in names) == errors, design
 
 
 def test_parts_of_a_vmac_add_up():

@@ -75,3 +75,11 @@ def test_memories_of_another_kind_are_named(old, new):
 
 def test_wrapper_of_one_word_has_an_address():
     assert "input [0:0] w_addr;" in wrapper(Memory("top", "memory", 1, 8))
+
+
+def test_contents_of_zeros_are_known_in_hexadecimal_and_decimal():
+    # Words of 32 bits are written as the latter.
+    verilog = generated("pe", **PARAMETERS).verilog
+    decimal = verilog.replace("64'h0000000000000000;", "64'd0;")
+    assert decimal != verilog
+    assert split(decimal).memories == split(verilog).memories
