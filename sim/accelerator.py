@@ -35,7 +35,7 @@ from model.accelerator import (
 )
 from model.activation import Function
 from model.autofp6 import OFFSET_BITS, Refined
-from model.block_scaled import BlockScaled
+from model.block_scaled import PAD, BlockScaled
 from model.formats import E2M1, scale_exponent, scale_significand
 from model.llm import PROJECTIONS, layer_tensors, load
 from model.memory import pack_nibbles
@@ -720,8 +720,7 @@ class Accelerator:
         if mode == Mode.AUTOFP6 and config.refinement == "none":
             raise ValueError("mode must be one that the configuration has, not AUTOFP6")
         post, anything = product.post, product.policy
-        grouped = post is not None and post.groups
-        found = plan(config, mode, m, n, kv * config.lanes, grouped=grouped, any_mode=anything)
+        found = plan(config, mode, m, n, kv * config.lanes, any_mode=anything, post=processing(post, None))
         if product.tiles is not None:
             if not (
                 isinstance(product.tiles, Sequence)
@@ -1308,13 +1307,35 @@ def summary(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
-def predicted_cycles(accelerator: Accelerator, product: Gemm, found: Plan) -> int | None:
+def processing(post: Post | None, groups: BlockScaled | Refined | None) -> accelerator_cycles.Processing | None:
+    """Return what the cycles of a product depend on beside its sizes, if it is post-processed to such groups."""
+    if post is None:
+        return None
+    refined = 0.0
+    if isinstance(groups, Refined):
+        refined = float(groups.mask.sum()) / (groups.base.codes.size / PAD)
+    return accelerator_cycles.Processing(
+        residual=post.residual is not None,
+        previous=post.previous is not None,
+        numbers=post.numbers,
+        groups=post.groups,
+        refine=post.weight_masks is not None,
+        report=post.report,
+        observe=post.observe,
+        refined=refined,
+    )
+
+
+def predicted_cycles(accelerator: Accelerator, product: Gemm, result: Result) -> int | None:
     """Return what the model predicts for a product alone in the queue, None if channels stall."""
-    timing, config = accelerator.timing, accelerator.config
+    timing, config, found = accelerator.timing, accelerator.config, result.plan
     if any(timing.chances.values()):
         return None
     a, w = product.stored(config.lanes)
     refined = product.mode == Mode.AUTOFP6
+    a_refined, w_refined = (
+        float(_bits(x.masks).sum()) / (x.masks.shape[0] * x.masks.shape[1]) * refined for x in (a, w)
+    )
     return accelerator_cycles.predict(
         config,
         accelerator_cycles.Product(
@@ -1326,7 +1347,9 @@ def predicted_cycles(accelerator: Accelerator, product: Gemm, found: Plan) -> in
             found.tile_m,
             found.tile_n,
             found.segment,
-            *(float(_bits(x.masks).sum()) / (x.masks.shape[0] * x.masks.shape[1]) * refined for x in (a, w)),
+            a_refined,
+            w_refined,
+            processing(product.post, result.groups),
         ),
         timing.read_latency,
         timing.write_latency,
@@ -1352,7 +1375,7 @@ def measure(accelerator: Accelerator, name: str, product: Gemm) -> Row:
         found.segment,
         found.tiles,
         result.cycles,
-        predicted_cycles(accelerator, product, found),
+        predicted_cycles(accelerator, product, result),
         result.utilisation(accelerator.config),
         compared,
         time.monotonic() - started,

@@ -20,7 +20,7 @@ from model.accelerator import (
     Operand,
     Record,
 )
-from model.accelerator_cycles import Product, predict
+from model.accelerator_cycles import Processing, Product, predict
 from model.autofp6 import Refined
 from model.block_scaled import BlockScaled
 from model.memory import pack_nibbles, unpack_masks, unpack_nibbles, unpack_offsets
@@ -447,12 +447,19 @@ class Plan:
 
 
 def plans(
-    config: AcceleratorConfig, mode: Mode, m: int, n: int, k: int, *, grouped: bool = False, any_mode: bool = False
+    config: AcceleratorConfig,
+    mode: Mode,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    any_mode: bool = False,
+    post: Processing | None = None,
 ) -> Iterator[Plan]:
     """Yield all sensible tilings of a product, unordered.
 
-    Each tile size is the smallest for its number of rounds, so that the last round is as full as the others. With ``grouped`` a tile is a
-    multiple of 32 outputs wide, or covers all; with ``any_mode`` it is legal in every mode.
+    Each tile size is the smallest for its number of rounds, so that the last round is as full as the others. If ``post`` makes groups, a tile is
+    a multiple of 32 outputs wide, or covers all; with ``any_mode`` it is legal in every mode.
 
     Raises
     ------
@@ -472,7 +479,9 @@ def plans(
         mode = Mode.NVFP4
     paired = mode == Mode.AUTOFP2
     vectors = -(-n // 2) if paired else n
+    grouped = post is not None and post.groups
     together = 2 * GROUP // math.gcd(2 * GROUP, config.columns << paired) if grouped else 1
+    reads = 0 if post is None else post.residual + post.previous
     half = config.weight_depth // 2
     rows_bytes = config.lanes // 2 + config.vmac.blocks * (1 if mode != Mode.AUTOFP6 else 3)
     beat = config.data_width // 8
@@ -492,6 +501,9 @@ def plans(
             compute = max(words, READ_AFTER_WRITE) * kv
             w_rows = min(vectors, config.columns * tile_n) * (2 if paired else 1)
             load = w_rows * kv * max(1, rows_bytes / beat)
+            # What post-processing reads beside the sums.
+            width = min(n, config.columns * tile_n << paired)
+            load += reads * min(m, config.rows * tile_m) * -(-4 * width // beat)
             drain = config.rows * words * max(1, 8 * config.columns / beat)
             tile = max(compute, load, drain) + _OVERHEAD
             if 2 * tile_m * kv <= config.activation_depth:
@@ -503,9 +515,16 @@ def plans(
 
 
 def plan(
-    config: AcceleratorConfig, mode: Mode, m: int, n: int, k: int, *, grouped: bool = False, any_mode: bool = False
+    config: AcceleratorConfig,
+    mode: Mode,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    any_mode: bool = False,
+    post: Processing | None = None,
 ) -> Plan:
-    """Return the tiling with the fewest cycles; raises like :func:`plans`, or if banks and accumulators are too small for ``grouped``.
+    """Return the tiling with the fewest cycles; raises like :func:`plans`, or if banks and accumulators are too small for groups.
 
     The best by estimate are compared by :func:`model.accelerator_cycles.predict`, also with shorter segments, unless the product is so large that
     where it starts and ends does not matter.
@@ -516,7 +535,7 @@ def plan(
     >>> found.tile_m, found.tile_n, found.segment, found.tiles
     (8, 8, 8, 384)
     """
-    tilings = plans(config, mode, m, n, k, grouped=grouped, any_mode=any_mode)
+    tilings = plans(config, mode, m, n, k, any_mode=any_mode, post=post)
     found = sorted(tilings, key=lambda found: (found.cycles, found.tiles, -found.tile_m))
     if not found:
         raise ValueError(f"accumulators and banks must hold tiles of {2 * GROUP} outputs, not only narrower ones")
@@ -526,7 +545,8 @@ def plan(
 
     def predicted(chosen: Plan) -> tuple[int, int, int]:
         sizes = (m, n, k, chosen.tile_m, chosen.tile_n, chosen.segment)
-        product = Product(mode, Format.RAW, *sizes, REFINED, REFINED)
+        kind = Format.RAW if post is None else Format.FP32
+        product = Product(mode, kind, *sizes, REFINED, REFINED, post)
         return predict(config, product), chosen.tiles, -chosen.tile_m
 
     shorter = (dataclasses.replace(chosen, segment=min(chosen.segment, _SEGMENT // 2)) for chosen in found[:_COMPARED])

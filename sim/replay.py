@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from model import autofp6, block_scaled, post_output
 from model.accelerator import AcceleratorConfig, Mode, mode_of
+from model.accelerator_cycles import Processing
 from model.activity import beat_squares
 from model.autofp6 import Refined
 from model.fp32 import add, from_int, multiply
@@ -215,7 +216,7 @@ def planned(
                     f"L_A must leave numbers below 2^{LARGEST_BITS}, not {sample.activity} in step {sample.step}, layer {sample.layer}"
                 )
             place, w, mode = len(result.products), weights[sample.layer], mode_of(fixed.precision)
-            tiles = plan(config, Mode.NVFP4, len(hidden), WIDTH, WIDTH, grouped=True, any_mode=True)
+            tiles = plan(config, Mode.NVFP4, len(hidden), WIDTH, WIDTH, any_mode=True, post=Processing(groups=True))
             sums, _ = expected(config, Gemm(a, w, mode), tiles)
             factor = _factor(config, mode, sums, hidden, sample.activity)
             after = hidden + np.float32(factor * unit(config, mode)) * sums.astype(np.float32)
@@ -234,7 +235,8 @@ def planned(
                 observe=True,
             )
             source = GroupsOf(place - 1) if sample.layer else a
-            result.products.append(Gemm(source, w, mode, "fp32", factor, post=post, policy=True))
+            sizes = tiles.tile_m, tiles.tile_n, tiles.segment
+            result.products.append(Gemm(source, w, mode, "fp32", factor, sizes, post=post, policy=True))
             made = post_output.process(
                 config,
                 mode,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from model.accelerator import AcceleratorConfig, Format, Mode
-from model.accelerator_cycles import Product, predict
+from model.accelerator_cycles import Processing, Product, predict, predict_chain
 
 
 @st.composite
@@ -84,3 +84,66 @@ def test_long_products_take_the_time_of_their_vectors(mode):
     p = Product(mode, Format.FP32, 128, 1024, 4096, 16, 8 if mode else 4, 16)
     vectors = 128 * 1024 // (1 if mode else 2) * 128 // 16
     assert vectors <= predict(config, p) <= 1.02 * vectors + 2000
+
+
+POSTS = st.builds(Processing, *[st.booleans()] * 4, refine=st.booleans(), report=st.booleans(), refined=st.floats(0, 4))
+
+
+@settings(deadline=None, max_examples=60)
+@given(products(), POSTS, st.integers(0, 100))
+def test_no_prediction_beats_the_bus_when_more_is_read_and_written(case, post, latency):
+    config, p = case
+    config = dataclasses.replace(config, ppu=True)
+    width = config.columns * p.tile_n * (2 if p.mode == Mode.AUTOFP2 else 1)
+    post = dataclasses.replace(post, groups=post.groups and (width % 32 == 0 or width >= p.n))
+    p = dataclasses.replace(p, format=Format.FP32, post=post)
+    cycles = predict(config, p, latency, latency)
+    panels = ceil(p.m / (config.rows * p.tile_m))
+    operands = (p.m + panels * p.n) * p.k // 32 * 18
+    beside = 4 * p.m * p.n * (post.residual + post.previous)
+    assert cycles >= (operands + beside) * 8 / config.data_width
+    assert cycles >= p.m * p.n * (4 * post.numbers + 9 / 16 * post.groups) * 8 / config.data_width
+    assert cycles >= predict(config, dataclasses.replace(p, post=Processing()))
+
+
+@pytest.mark.parametrize(
+    ("ppu", "changes", "message"),
+    [
+        (False, {}, "ppu must be True for products with post or policy, not False"),
+        (True, {"format": Format.RAW}, "format must be FP32 for products with post, not RAW"),
+        (True, {"tile_n": 12}, "tile_n must make tiles of a multiple of 32 outputs with groups, not 12, of 48"),
+    ],
+)
+def test_what_no_post_block_may_have_is_not_predicted(ppu, changes, message):
+    product = Product(Mode.NVFP4, Format.FP32, 4, 64, 64, 1, 8, 1, post=Processing(groups=True))
+    assert predict(AcceleratorConfig(ppu=True), product) > 0
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        predict(AcceleratorConfig(ppu=ppu), dataclasses.replace(product, **changes))
+
+
+@pytest.mark.parametrize("mode", [Mode.NVFP4, Mode.AUTOFP2])
+def test_sums_wait_for_post_processing_only_if_k_is_short(mode):
+    """16 rows of elements: a tile of 128 sums of an element leaves in 2048 cycles, twice that in AutoFP2 mode, whatever K is."""
+    config = AcceleratorConfig(rows=16, columns=2, data_width=512, ppu=True)
+    n = 1024 if mode else 2048
+    leaves = 2048 if mode else 4096
+    for kv in (8, 16, 32, 64):
+        p = Product(mode, Format.FP32, 128, n, 32 * kv, 8, 16, 8, post=Processing(groups=True))
+        tiles = 32
+        each = max(128 * kv, leaves)
+        assert tiles * each <= predict(config, p) <= 1.01 * tiles * each + 7000
+
+
+def test_chains_wait_for_the_product_before():
+    config = AcceleratorConfig(ppu=True)
+    post = Processing(residual=True, previous=True, numbers=True, report=True, observe=True)
+    p = Product(Mode.NVFP4, Format.FP32, 4, 64, 64, 1, 16, 2, post=post)
+    alone = predict(config, p)
+    assert predict_chain(config, [p]) == alone
+    two = predict_chain(config, [p, p])
+    assert alone < two < 2 * alone
+    # The policy unit takes 213 cycles for an activity, and the record is written meanwhile.
+    picked = dataclasses.replace(p, policy=True)
+    assert two + 190 < predict_chain(config, [p, picked]) < two + 220
+    unseen = dataclasses.replace(p, post=dataclasses.replace(post, observe=False))
+    assert predict_chain(config, [unseen, picked]) == two + 2

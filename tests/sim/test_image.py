@@ -22,7 +22,7 @@ from model.accelerator import (
     Record,
     check,
 )
-from model.accelerator_cycles import Product, predict
+from model.accelerator_cycles import Processing, Product, predict
 from model.memory import pack_offsets, unpack_masks, unpack_nibbles
 from model.pe import Operands
 from sim.gemm import operands_of
@@ -256,3 +256,18 @@ def test_no_tile_is_larger_than_the_product():
         best = plan(AcceleratorConfig(), Mode.NVFP4, m, n, 64)
         assert best.tile_m <= -(-m // 4)
         assert best.tile_n <= -(-n // 4)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_tiles_suit_what_is_done_with_outputs(mode):
+    config, sizes = AcceleratorConfig(ppu=True), (128, 128, 512)
+
+    def cycles(found, post):
+        tiles = found.tile_m, found.tile_n, found.segment
+        return predict(config, Product(mode, Format.FP32, *sizes, *tiles, 1.6, 1.6, post))
+
+    beside = Processing(residual=True, previous=True, numbers=True)
+    suits, usual = plan(config, mode, *sizes, post=beside), plan(config, mode, *sizes)
+    assert cycles(suits, beside) < 0.97 * cycles(usual, beside)
+    grouped = plan(config, mode, *sizes, post=Processing(groups=True))
+    assert grouped.tile_n * config.columns * (2 if mode == Mode.AUTOFP2 else 1) % 32 == 0
