@@ -11,6 +11,8 @@ COMMANDS = {
     "area": "area of a block or of any Verilog, module by module",
     "timing": "critical path and maximum clock",
     "report": "areas of all blocks, ratios, goals; the same for several libraries",
+    "gatesim": "netlists against the golden model, vector by vector",
+    "equivalence": "netlist against Verilog, for all inputs",
     "energy": "energy per MAC from gate-level simulation",
     "compare": "paper and ours side by side, ratios, charts",
     "sweep": "parameters x libraries x clocks",
@@ -34,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given and given[0] in commands:
         return int(importlib.import_module(f"synth.{given[0]}").main(given[1:]))
     if given and given[0] in ("-h", "--help"):
-        print("\n".join([usage, "", *(f"  {name:8} {text}" for name, text in commands.items())]))
+        print("\n".join([usage, "", *(f"  {name:11} {text}" for name, text in commands.items())]))
         return 0
     got = repr(given[0]) if given else "nothing"
     print(f"error: command must be one of {', '.join(commands)}, not {got}", file=sys.stderr)
