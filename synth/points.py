@@ -17,7 +17,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["Point", "Progress", "Row", "SweepError", "Value", "grid", "named", "pareto", "run", "sources"]
+__all__ = ["Point", "Progress", "Row", "SweepError", "Value", "grid", "named", "numeric", "pareto", "run", "sources"]
 
 Value = str | int | float | bool | None
 Point = dict[str, Value]
@@ -266,6 +266,11 @@ def run(
     return [found for point in points if (found := store.get(point)) is not None]
 
 
+def numeric(rows: Iterable[Row], *names: str) -> list[Row]:
+    """Return the rows that have numbers in all of these columns."""
+    return [row for row in rows if all(isinstance(row.get(name), int | float) for name in names)]
+
+
 def pareto(rows: Iterable[Row], x: str, y: str, larger: Sequence[str] = ()) -> list[Row]:
     """Return the rows that no other beats in one figure without losing in the other, by ascending ``x``.
 
@@ -283,7 +288,7 @@ def pareto(rows: Iterable[Row], x: str, y: str, larger: Sequence[str] = ()) -> l
         value = cast(float, row[name])
         return -value if name in larger else value
 
-    whole = [row for row in rows if all(isinstance(row.get(name), int | float) for name in (x, y))]
+    whole = numeric(rows, x, y)
     front: list[Row] = []
     for row in sorted(whole, key=lambda row: (cost(row, x), cost(row, y))):
         last = front[-1] if front else None

@@ -18,7 +18,7 @@ from hdl.build import BLOCKS, Block, generate, parse_parameters
 from hdl.lib.toolchain import tool_versions
 from synth.libraries import PRESETS, find, prepare
 from synth.pictures import PictureError, scatter, write_picture
-from synth.points import Point, Row, SweepError, Value, grid, named, pareto, run
+from synth.points import Point, Row, SweepError, Value, grid, named, numeric, pareto, run
 from synth.yosys import RECIPES, TOOLS, available_tools, measure
 
 __all__ = ["Shown", "area_point", "columns", "library_files", "main", "write_table"]
@@ -211,13 +211,15 @@ def _pareto_figures(options: argparse.Namespace, rows: Sequence[Row]) -> None:
         if name not in names:
             raise ValueError(f"column must be one of {', '.join(names)}, not {name!r}")
     x, y = options.pareto
+    whole = numeric(rows, x, y)
+    if not whole:
+        raise ValueError(f"columns {x} and {y} must have numbers in one row at least, not in none")
     groups: dict[str, list[Row]] = {}
-    for row in rows:
+    for row in whole:
         groups.setdefault(str(row[options.by]) if options.by else "", []).append(row)
     fronts = {name: pareto(group, x, y, options.larger) for name, group in groups.items()}
-    figures = {name: [row for row in group if row.get(x) is not None] for name, group in groups.items()}
     for kind in ("svg", "png"):
-        write_picture(options.output / f"pareto.{kind}", scatter(figures, fronts, x, y, labels=_varied(rows)))
+        write_picture(options.output / f"pareto.{kind}", scatter(groups, fronts, x, y, labels=_varied(rows)))
     write_table([row for front in fronts.values() for row in front], options.output / "pareto.csv")
 
 

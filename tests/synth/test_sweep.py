@@ -58,6 +58,13 @@ def test_a_table_has_a_known_format(tmp_path):
         write_table([], tmp_path / "rows.xls")
 
 
+def test_refused_points_are_not_in_the_picture(tmp_path):
+    function = ["--function", "tests.synth.sweep_points:picky", "--vary", "i=1,3,4", "--jobs", "1"]
+    assert sweep(tmp_path, *function, "--pareto", "i", "square") == 0
+    with (tmp_path / "pareto.csv").open() as file:
+        assert [row["i"] for row in csv.DictReader(file)] == ["3"]
+
+
 def test_fronts_are_one_a_group(tmp_path):
     assert sweep(tmp_path, *FUNCTION, "--pareto", "i", "square", "--larger", "square", "--by", "kind") == 0
     with (tmp_path / "pareto.csv").open() as file:
@@ -111,6 +118,7 @@ def test_areas_of_a_block(tmp_path, capsys, monkeypatch):
         (["--function", "math"], "function must be module:function, not 'math': "),
         ([*FUNCTION, "--jobs", "0"], "jobs must be positive, not 0"),
         ([*FUNCTION, "--pareto", "i", "area"], "column must be one of i, kind, square, name, not 'area'"),
+        ([*FUNCTION, "--pareto", "i", "name"], "columns i and name must have numbers in one row at least, not in none"),
         (
             ["--function", "tests.synth.sweep_points:picky", "--vary", "i=2,3", "--jobs", "1"],
             "1 of 2 points failed, first i=2: KeyError: 'two'",
