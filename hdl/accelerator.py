@@ -261,7 +261,8 @@ class Accelerator(wiring.Component):
             command = token.tile.command
             refines = command.refine_en if config.refinement != "none" else Const(0, 1)
             ran = Mux(command.mode_nvfp4, Mux(refines, Mode.AUTOFP6, Mode.NVFP4), Mode.AUTOFP2)
-            raised = Cat(output.status, Mux(recorder.end.payload.code.any(), 0, ran))
+            reports, fault, partial = Signal(), Signal(), Signal()
+            raised = Cat(output.status, Mux(fault, 0, ran))
             posting = Signal()
             with m.If(sends & token.starts):
                 m.d.sync += posting.eq(token.output.post)
@@ -272,8 +273,15 @@ class Accelerator(wiring.Component):
                 getattr(output.tile.payload, name).eq(token.output[name])
                 for name in ("post", "first", "begin", "last", "index")
             ]
-            reports = Signal()
-            m.d.comb += reports.eq(output.reported & ~recorder.end.payload.code.any())
+            m.d.comb += [
+                fault.eq(recorder.end.payload.code.any()),
+                reports.eq(output.reported & ~fault & ~partial),
+            ]
+            # Sums lack what a product that failed would have added, until they begin anew.
+            with m.If(output.begun):
+                m.d.sync += partial.eq(0)
+            with m.If(ends & fault):
+                m.d.sync += partial.eq(1)
             for name in ("activity", "energy"):
                 number = getattr(output.report, name).as_value()
                 m.d.comb += recorder.end.payload[name].eq(number & reports.replicate(32))

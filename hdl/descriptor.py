@@ -500,9 +500,9 @@ class DescriptorQueue(wiring.Component):
                     with m.Elif(d.post & ~self.code.any()):
                         m.next = "post"
             if config.ppu:
-                # As long as the check takes.
+                # The check takes two cycles; if its code were not the one for this mode yet, the block would be left out.
                 with m.State("picked"):
-                    m.next = "compare"
+                    m.next = "check"
                 with m.State("post"):
                     m.d.comb += [self.fetching.eq(1), post.fetch.eq(1)]
                     for name in ("request", "word", "done"):

@@ -148,6 +148,7 @@ def _members(config: AcceleratorConfig) -> dict[str, wiring.Member]:
         "status": Out(2),
         "report": Out(kept_layout),
         "reported": Out(1),
+        "begun": Out(1),
         "observe": Out(1),
     }
 
@@ -184,6 +185,8 @@ class PostOutput(wiring.Component):
     report : Out({activity, energy})
     reported : Out(1)
         There was one since ``clear``.
+    begun : Out(1)
+        Sums start at 0 in this cycle.
     observe : Out(1)
         The policy unit gets its activity.
     """
@@ -319,6 +322,7 @@ class PostOutput(wiring.Component):
         with m.If(ppu.report.valid | self.clear):
             m.d.sync += self.reported.eq(ppu.report.valid)
         m.d.comb += [
+            self.begun.eq(job.begin & ppu.job.valid & ppu.job.ready),
             self.observe.eq(block.observe),
             self.status.eq(ppu.status),
             self.read_error.eq(side.error),
@@ -349,7 +353,7 @@ class PostStage(wiring.Component):
     result : In(stream of ResultWord), one per column
     request, word, done, discard, clear, idle, error
         As of :class:`hdl.output.RawOutput`.
-    block, read_request, read_word, read_done, release, read_error, status, report, reported, observe
+    block, read_request, read_word, read_done, release, read_error, status, report, reported, begun, observe
         As of `PostOutput`.
     """
 
@@ -373,7 +377,7 @@ class PostStage(wiring.Component):
             ours, theirs = wiring.flipped(getattr(self, name)), getattr(post, name)
             wiring.connect(m, ours, theirs)
         m.d.comb += post.release.eq(self.release)
-        for name in ("read_error", "status", "report", "reported", "observe"):
+        for name in ("read_error", "status", "report", "reported", "begun", "observe"):
             m.d.comb += getattr(self, name).eq(getattr(post, name))
 
         tile, posting, ready = self.tile.payload, Signal(), Signal()

@@ -5,7 +5,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -480,17 +480,29 @@ class Expected:
 
 
 def models(
-    config: AcceleratorConfig, products: Sequence[Gemm], found: Sequence[Plan], step: Steps = None
+    config: AcceleratorConfig,
+    products: Sequence[Gemm],
+    found: Sequence[Plan],
+    step: Steps = None,
+    failed: Collection[int] = (),
 ) -> Iterator[Expected]:
-    """Yield what the accelerator must give for products of a queue one after the other, each in certain tiles."""
+    """Yield what the accelerator must give for products of a queue one after the other, each in certain tiles.
+
+    Of those that ``failed`` end with an error there is nothing. Sums lack them, so there is no report until a product begins anew.
+    """
     steps = _by_place(step, len(products))
     policy = FixedPolicy(next(iter(steps.values())).config if steps else None)
     before: list[Expected] = []
-    totals, layer, begun = ppu.Sums(), 0, False
+    totals, layer, begun, whole = ppu.Sums(), 0, False, True
     for place, (product, tiles) in enumerate(zip(products, found, strict=True)):
         if place in steps:
             policy.reset_step(steps[place].phase, steps[place].entropy)
             layer, begun = 0, True
+        if place in failed:
+            whole = False
+            before.append(Expected(np.zeros((0, 0), np.float32), 0, None, 0, 0, Mode.AUTOFP2))
+            yield before[-1]
+            continue
         mode = mode_of(policy.precision) if product.policy else Mode(product.mode)
         scale = _scale_of(products, product)
         known = dataclasses.replace(product, mode=mode, scale=scale, post=None)
@@ -522,9 +534,10 @@ def models(
             refined = post.weight_masks is not None
             length = sums.shape[1]
             groups = made.tensor(post.tensor_scale, length, refined=refined, step=config.step) if post.groups else None
-            report = made.report
+            whole |= post.begin
+            report = made.report if whole else None
             activity, energy = (report.activity, report.energy) if report is not None else (0, 0)
-            if post.observe and begun:
+            if post.observe and report is not None and begun:
                 policy.observe_bits(layer, activity)
                 layer += 1
             before.append(Expected(output, status | made.status << 4, groups, activity, energy, mode))
@@ -557,8 +570,14 @@ def _same(one: BlockScaled | Refined | None, other: BlockScaled | Refined | None
     return False
 
 
-def verify(config: AcceleratorConfig, products: Sequence[Gemm], batch: Batch, step: Steps = None) -> int:
-    """Compare all results with the model, bit for bit.
+def verify(
+    config: AcceleratorConfig,
+    products: Sequence[Gemm],
+    batch: Batch,
+    step: Steps = None,
+    failed: Collection[int] = (),
+) -> int:
+    """Compare all results with the model, bit for bit; of products that ``failed`` only that they report nothing.
 
     Returns
     -------
@@ -571,8 +590,12 @@ def verify(config: AcceleratorConfig, products: Sequence[Gemm], batch: Batch, st
         A result differs; the message says which and where.
     """
     compared = 0
-    found = models(config, products, [result.plan for result in batch], step)
+    found = models(config, products, [result.plan for result in batch], step, failed)
     for number, (product, result, correct) in enumerate(zip(products, batch, found, strict=True)):
+        if number in failed:
+            if result.code == ErrorCode.OK or result.activity or result.energy:
+                raise AcceleratorError(f"product {number} must end with an error and report nothing")
+            continue
         output, status = correct.output, correct.status
         width = np.int32 if product.out == "fp32" else np.int64
         same = result.output.shape == output.shape
@@ -766,7 +789,8 @@ class Accelerator:
         """Refuse groups that the product cannot read."""
         if source is None or source.groups is None:
             raise ValueError("a must be the groups of an earlier product that writes them")
-        if (product.mode == Mode.AUTOFP6 or product.policy) and not source.refined:
+        refines = product.mode == Mode.AUTOFP6 or (product.policy and self.config.refinement != "none")
+        if refines and not source.refined:
             raise ValueError("a must have refinements for a product in AutoFP6 mode")
         if (product.mode == Mode.AUTOFP2 or product.policy) and self.config.scaling == "pair" and not source.shared:
             raise ValueError("a must have scales of 32 elements for a product in AutoFP2 mode")
@@ -971,6 +995,20 @@ class Accelerator:
         if not products:
             raise ValueError("products must be at least one")
         image = self.image(rng)
+        placed = self.place_all(image, products)
+        descriptors, outputs, found = zip(*placed, strict=True)
+        timing = timing or self.timing
+        run, records, cycles = self.play(image, descriptors, outputs, cycle_limit(found, timing), timing, step=step)
+        results = self.results(image, products, placed, records)
+        for number, result in enumerate(results):
+            if check and result.code != ErrorCode.OK:
+                raise AcceleratorError(
+                    f"product {number} ended with code {int(result.code)}, {result.code.name}: {MEANINGS[result.code]}"
+                )
+        return Batch(results, cycles, run.read_beats, run.write_beats)
+
+    def place_all(self, image: Image, products: Sequence[Gemm]) -> list[tuple[Descriptor, Output, Plan]]:
+        """Place products of a queue, whose activations may be groups of earlier ones; raises like :meth:`place`."""
         placed: list[tuple[Descriptor, Output, Plan]] = []
         written: list[Output] = []
         for number, product in enumerate(products):
@@ -979,25 +1017,30 @@ class Accelerator:
                 scale = _scale_of(products, product)
             placed.append(self.place(image, product, written, scale))
             written.append(placed[-1][1])
-        descriptors, outputs, found = zip(*placed, strict=True)
-        timing = timing or self.timing
-        slow = 256 / (256 - max(timing.chances.values(), default=0))
-        estimate = sum(p.cycles + 1000 + 20 * p.tiles * (timing.read_latency + timing.write_latency) for p in found)
-        run, records, cycles = self.play(
-            image, descriptors, outputs, int(PATIENCE + 4 * slow**2 * estimate), timing, step=step
-        )
+        return placed
+
+    def results(
+        self,
+        image: Image,
+        products: Sequence[Gemm],
+        placed: Sequence[tuple[Descriptor, Output, Plan]],
+        records: Sequence[Record | None],
+    ) -> list[Result]:
+        """Read from memory what came of a queue's products.
+
+        Raises
+        ------
+        AcceleratorError
+            A record is missing, or that of another product.
+        """
         results = []
-        for number, (product, descriptor, output, tiles, record) in enumerate(
-            zip(products, descriptors, outputs, found, records, strict=True)
+        for number, (product, (descriptor, output, tiles), record) in enumerate(
+            zip(products, placed, records, strict=True)
         ):
             if record is None:
                 raise AcceleratorError(f"product {number} has no record")
             if record.number != number & 0xFFFF:
                 raise AcceleratorError(f"product {number} has the record of number {record.number}")
-            if check and record.code != ErrorCode.OK:
-                raise AcceleratorError(
-                    f"product {number} ended with code {int(record.code)}, {record.code.name}: {MEANINGS[record.code]}"
-                )
             mode = Mode(record.mode) if self.config.ppu else Mode(descriptor.mode)
             vectors = -(-descriptor.n // 2) if mode == Mode.AUTOFP2 else descriptor.n
             useful = descriptor.m * vectors * (descriptor.k // self.config.lanes)
@@ -1019,7 +1062,14 @@ class Accelerator:
                     mode if self.config.ppu else None,
                 )
             )
-        return Batch(results, cycles, run.read_beats, run.write_beats)
+        return results
+
+
+def cycle_limit(found: Sequence[Plan], timing: Timing) -> int:
+    """Return how many cycles a queue of products may take with these latencies and stalls."""
+    slow = 256 / (256 - max(timing.chances.values(), default=0))
+    estimate = sum(p.cycles + 1000 + 20 * p.tiles * (timing.read_latency + timing.write_latency) for p in found)
+    return int(PATIENCE + 4 * slow**2 * estimate)
 
 
 def _step_words(step: Step, first: bool) -> dict[str, int]:

@@ -490,8 +490,10 @@ def plans(
         a_load = min(m, config.rows * tile_m) * kv * max(1, rows_bytes / beat)
         most = min(config.max_words // tile_m, half if paired or any_mode else 2 * half)
         for share in _sizes(vectors, config.columns, most):
-            # A row of a tile ends with a pair of groups.
-            tile_n = share if config.columns * share >= vectors else share - share % together
+            tile_n = share
+            if config.columns * share < vectors:
+                # A row of a tile ends with a pair of groups: so far up as the banks allow, or there may be none.
+                tile_n = min(-(-share // together) * together, most - most % together)
             if not tile_n:
                 continue
             pairs = tile_n if paired or any_mode else -(-tile_n // 2)

@@ -9,7 +9,7 @@ import pytest
 
 import model.post_output
 from model import autofp6, block_scaled, signals
-from model.accelerator import POST_ARRAYS, AcceleratorConfig, ErrorCode, Mode, check_post
+from model.accelerator import POST_ARRAYS, AcceleratorConfig, ErrorCode, Mode, check, check_post
 from model.activation import Function
 from model.llm import Llama, load
 from model.policy import PolicyConfig
@@ -19,6 +19,7 @@ from sim.accelerator import (
     SMALL_MEMORY,
     Accelerator,
     AcceleratorError,
+    Batch,
     Gemm,
     GroupsOf,
     Post,
@@ -151,6 +152,25 @@ def test_without_a_step_there_is_no_mode_to_pick(accelerator):
     assert [result.activity > 0 for result in batch] == [True, False, False, False]
     with pytest.raises(AcceleratorError, match="product 1 ended with code 11, POLICY"):
         accelerator.run(products)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_the_mode_of_a_descriptor_counts_for_nothing_if_the_policy_unit_picks_one(mode, accelerator, seed):
+    """Also where its tiles fit the banks only in the mode that is picked, and there is a post block."""
+    rng = np.random.default_rng(seed)
+    post = Post(numbers=True, report=True)
+    plain = random_gemm(rng, accelerator.config, 5, 40, 3, Mode.NVFP4, "fp32")
+    product = dataclasses.replace(plain, tiles=(1, 20, 1), scale=1e-3, post=post, policy=True)
+    image = accelerator.image(rng)
+    placed = [accelerator.place(image, product)]
+    descriptor, output, _ = placed[0]
+    changed = dataclasses.replace(descriptor, mode=mode)
+    assert check(accelerator.config, changed.pack(), 2) == ErrorCode.TILE
+    step = Step("decode", 0.5)
+    run, records, cycles = accelerator.play(image, [changed], [output], 100_000, Timing(5, 5, 40), step=step)
+    batch = Batch(accelerator.results(image, [product], placed, records), cycles, run.read_beats, run.write_beats)
+    assert batch[0].code == ErrorCode.OK
+    assert verify(accelerator.config, [product], batch, step) == 5 * 40 + 5 * 64
 
 
 def whole_post(rng, m, n):
@@ -291,6 +311,32 @@ def test_after_errors_a_step_goes_on_without_the_activities_of_failed_products(a
     correct = models(accelerator.config, kept, [*found[:6], *found[7:]], step)
     for record, expected in zip([*records[:6], *records[7:]], correct, strict=True):
         assert (record.code, record.mode, record.activity) == (ErrorCode.OK, expected.mode, expected.activity)
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_layer_of_which_a_part_failed_reports_nothing_and_is_not_observed(fails, accelerator):
+    """Its sums would be too small, or those of the layer before: not even a product that goes well may report them."""
+    products = layers(np.random.default_rng(5))[:9]
+    step = Step("decode", 0.5, PolicyConfig(first_samples=1, alpha=1, beta=1))
+    # Products 3 to 5 are a layer.
+    for number in range(3, 6):
+        post = dataclasses.replace(products[number].post, begin=number == 3, report=number == 5, observe=number == 5)
+        products[number] = dataclasses.replace(products[number], post=post)
+    image = accelerator.image()
+    placed = accelerator.place_all(image, products)
+    descriptors, outputs, found = zip(*placed, strict=True)
+    failed = 3 + fails
+    at = descriptors[failed].w.codes
+    # In the first product before anything is computed, in the second by its descriptor.
+    wrong = [dataclasses.replace(d, m=0) if fails and n == failed else d for n, d in enumerate(descriptors)]
+    errors = () if fails else (ErrorRange(at, at + 16, 2, True, False),)
+    _, records, _ = accelerator.play(image, wrong, outputs, 200_000, Timing(errors=errors), step=step)
+    assert records[failed].code == (ErrorCode.SIZE_ZERO if fails else ErrorCode.READ_SLVERR)
+    correct = list(models(accelerator.config, products, found, step, {failed}))
+    assert [record.activity > 0 for record in records] == [True] * 3 + [False] * 3 + [True] * 3
+    for number, (record, expected) in enumerate(zip(records, correct, strict=True)):
+        if number != failed:
+            assert (record.code, record.mode, record.activity) == (ErrorCode.OK, expected.mode, expected.activity)
 
 
 @pytest.fixture(scope="module")
