@@ -9,7 +9,7 @@ import pytest
 
 import model.post_output
 from model import autofp6, block_scaled, signals
-from model.accelerator import POST_ARRAYS, AcceleratorConfig, ErrorCode, Mode, check, check_post
+from model.accelerator import POST_ARRAYS, AcceleratorConfig, ErrorCode, Event, Mode, check, check_post, registers_of
 from model.activation import Function
 from model.llm import Llama, load
 from model.policy import PolicyConfig
@@ -24,12 +24,13 @@ from sim.accelerator import (
     GroupsOf,
     Post,
     Step,
+    _step_words,
     models,
     random_gemm,
     random_timing,
     verify,
 )
-from sim.axi_memory import ErrorRange, Timing
+from sim.axi_memory import Command, ErrorRange, Timing
 
 PARAMETERS = {**CAMPAIGN[0], "ppu": True}
 MASKS = np.array([0, 0, 0, 1, 2, 4, 8, 3, 5, 15], np.uint8)
@@ -311,6 +312,41 @@ def test_after_errors_a_step_goes_on_without_the_activities_of_failed_products(a
     correct = models(accelerator.config, kept, [*found[:6], *found[7:]], step)
     for record, expected in zip([*records[:6], *records[7:]], correct, strict=True):
         assert (record.code, record.mode, record.activity) == (ErrorCode.OK, expected.mode, expected.activity)
+
+
+@pytest.mark.parametrize("delay", [0, 400, 1100, 2300, 5000])
+def test_a_queue_that_is_stopped_and_a_request_that_is_cleared_in_mid_layer_leave_nothing_behind(delay, accelerator):
+    """Products that were fetched run on with a policy unit that knows nothing; what comes after begins anew, as the model says."""
+    products = layers(np.random.default_rng(5))
+    step = Step("decode", 0.5)
+    image = accelerator.image()
+    placed = accelerator.place_all(image, products)
+    queue = image.queue([descriptor for descriptor, _, _ in placed])
+    offset = {register.name: register.offset for register in registers_of(accelerator.config).registers}
+
+    def write(name, value):
+        return Command.write(offset[name], value)
+
+    begins = [write(name, value) for name, value in _step_words(step, first=True).items()]
+    starts = [write("submitted", LAYERS), write("control", 1)]
+    commands = [
+        write("queue_low", queue & 0xFFFFFFFF),
+        write("queue_high", queue >> 32),
+        write("queue_length", LAYERS - 1),
+        *(*begins, *starts, Command.idle(delay)),
+        # A step begins in mid-layer, then the request ends.
+        *(begins[-1], write("policy_step", 1 << 31), write("control", 0), Command.idle(5000)),
+        *(Command.read(offset["completed"]), Command.read(offset["state"])),
+        *(write("submitted", 0), write("control", 2), write("events", 7), write("interrupt", Event.EMPTY)),
+        *(*begins, *starts, Command.interrupt(100_000), Command.dump(), Command.read(offset["completed"])),
+    ]
+    run = accelerator.harness.run(image.contents, commands, Timing(3, 3, 20), accelerator.base)
+    completed, busy, again = (event.data for event in run.events if event.operation == 2)
+    assert (completed <= LAYERS, busy, again) == (True, 0, LAYERS)
+    image.update(run.memory)
+    results = accelerator.results(image, products, placed, image.records(queue, LAYERS))
+    batch = Batch(results, run.cycles, run.read_beats, run.write_beats)
+    assert verify(accelerator.config, products, batch, step) == LAYERS * 7 * 64
 
 
 @pytest.mark.parametrize("fails", [0, 1])
