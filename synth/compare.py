@@ -285,19 +285,18 @@ def _pictures(result: Mapping[str, Any], folder: Path) -> None:
         if name in result:
             parts: dict[str, dict[str, float]] = {}
             for row in result[name]:
-                if row.get("group"):
-                    parts.setdefault(row["group"], {})[row["part"]] = row["area"]
+                parts.setdefault(row.get("group", row["part"]), {})[row["part"]] = row["area"]
             drawn[name.replace(" ", "_")] = treemap(parts, f"{name}: area in {result['areas'][0]['library']}")
     if "ratios" in result:
         values: dict[str, dict[str, float]] = {}
         for row in result["ratios"]:
             values.setdefault(row["ratio"], {})[row["library"]] = row["ours"]
-            if row["paper"] is not None:
-                values[row["ratio"]]["paper"] = row["paper"]
+        for row in result["ratios"]:
+            values[row["ratio"]] |= {} if row["paper"] is None else {"paper": row["paper"]}
         drawn["ratios"] = bars(values, "Ratios of areas", "ratio", 1.0)
     if "best trades" in result:
         names = list(dict.fromkeys(row["library"] for row in result["best trades"]))
-        # Libraries have different units: one plane each would be one curve each, so ratios to the default share one.
+        # Libraries have different units, but their ratios fit one plane.
         points = {name: _trades(result, name) for name in names}
         fronts = {name: [row for row in result["best trades"] if row["library"] == name] for name in names}
         drawn["trades"] = scatter(points, fronts, "ratio_to_nvfp4_only", "nmse_autofp6", ["design"])

@@ -54,7 +54,6 @@ def vmac_rows(rows: Sequence[Row], library: str, *designs: str) -> list[Row]:
         name = key.removeprefix(_PREFIX)
         area = cast(float, first.get(key) or 0.0)
         row: Row = {
-            "group": name,
             "part": name,
             "area": area,
             "share": round(area / whole, 4),

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from synth.points import Row
 
@@ -175,7 +175,7 @@ def scatter(
     y: str,
     labels: Sequence[str] = (),
 ) -> Any:
-    """Draw rows in a plane, with the best trades of each group on a line and labelled.
+    """Draw rows in a plane, with the best trades of each group on a line and numbered; a key beside it says what the numbers are.
 
     Parameters
     ----------
@@ -184,12 +184,13 @@ def scatter(
     x, y : str
         Names of the figures.
     labels : sequence of str
-        Names of the columns that a label consists of.
+        Names of the columns that the key consists of.
     """
-    figure = _figure(9.0, 6.0)
+    figure = _figure(10.0, 6.0)
+    from matplotlib.lines import Line2D
+
     axes = figure.subplots()
-    every: list[Any] = [row[x] for rows in points.values() for row in rows]
-    middle = (min(every) + max(every)) / 2 if every else 0
+    numbers: dict[str, int] = {}
     for index, (name, rows) in enumerate(points.items()):
         colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
         axes.plot([r[x] for r in rows], [r[y] for r in rows], marker, color=colour, alpha=0.5, label=name or None)
@@ -197,17 +198,18 @@ def scatter(
         axes.plot([r[x] for r in front], [r[y] for r in front], color=colour, linewidth=1)
         for row in front:
             text = ", ".join(f"{row[key]}" for key in labels if row.get(key) is not None)
-            # Text of points on the right goes to the left, where there is room, and below a curve that falls.
-            left = cast(float, row[x]) > middle
-            place: dict[str, Any] = {
-                "xytext": (-6, -10) if left else (6, 5),
-                "ha": "right" if left else "left",
-                "fontsize": 7,
-            }
-            axes.annotate(text, (row[x], row[y]), textcoords="offset points", **place)
+            number = numbers.setdefault(text, len(numbers) + 1)
+            # Neighbours on a curve have their numbers on different sides.
+            place = (6, 5) if number % 2 else (-10, -11)
+            axes.annotate(str(number), (row[x], row[y]), textcoords="offset points", xytext=place, fontsize=8)
     axes.set(xlabel=x, ylabel=y, title=f"{y} by {x}; lines join the best trades")
-    axes.margins(0.12)
+    axes.margins(0.08)
     axes.grid(linewidth=0.3)
     if any(points):
         axes.legend(fontsize=8)
+    if any(numbers):
+        key = [Line2D([], [], linestyle="", label=f"{number}  {text}") for text, number in numbers.items()]
+        figure.legend(
+            handles=key, loc="outside right upper", fontsize=8, handlelength=0, handletextpad=0, frameon=False
+        )
     return figure
