@@ -63,7 +63,7 @@ def vmac_rows(rows: Sequence[Row], library: str, *designs: str) -> list[Row]:
     return found
 
 
-_VMACS, _ELEMENTS = "vector MACs", "processing elements: buffers, collectors, schedule"
+_VMACS, _ELEMENTS = "vector MACs", "processing elements, the rest"
 _CONTROL = "registers, descriptors, loader, DMA"
 ACCELERATOR_PARTS = {
     r"^pe_vmac": _VMACS,
