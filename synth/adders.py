@@ -1,8 +1,15 @@
 """Full-adder cells of a library in carry-save trees."""
 
+import json
+from collections.abc import Mapping
+from itertools import count, product
+from typing import Any
+
 from synth import liberty as lib
 
-__all__ = ["adder_techmap"]
+__all__ = ["adder_techmap", "turn_adders"]
+
+_NOT = "$_NOT_"
 
 
 def adder_techmap(adder: lib.FullAdder) -> str:
@@ -36,3 +43,94 @@ module _80_full_adder (A, B, C, X, Y);
   endgenerate
 endmodule
 """
+
+
+def turn_adders(netlist: str, adder: lib.FullAdder) -> str:
+    """Return a netlist with fewer inverters between full adders whose outputs are inverted.
+
+    A full adder of inverted inputs gives inverted outputs, so one that takes the inverted outputs of another directly gives plain ones. Turning an
+    adder moves the inverters from its outputs to its inputs; those between two adders of which one is turned cancel. Adders are turned, in the
+    order of the netlist, while that leaves fewer inverters. Gates at the other ends take inverters in, so these count less.
+
+    Parameters
+    ----------
+    netlist : str
+        Canonical Yosys JSON, with inverters behind every adder's outputs.
+    adder : FullAdder
+        With both outputs inverted; for others there is nothing to gain.
+    """
+    if not (adder.sum_inverted and adder.carry_inverted):
+        return netlist
+    design = json.loads(netlist)
+    for module in design["modules"].values():
+        _turn(module, adder)
+    return json.dumps(design)
+
+
+def _turn(module: dict[str, Any], adder: lib.FullAdder) -> None:
+    cells = module["cells"]
+    adders = [name for name, cell in cells.items() if cell["type"] == adder.cell.name]
+    inverters = {cell["connections"]["A"][0]: name for name, cell in cells.items() if cell["type"] == _NOT}
+    # The plain net of each output is behind its inverter.
+    source: dict[int, str] = {}
+    plain: dict[str, dict[str, int]] = {name: {} for name in adders}
+    for name in adders:
+        for pin in (adder.sum_pin, adder.carry_pin):
+            for bit in cells[name]["connections"].get(pin, []):
+                if bit in inverters:
+                    plain[name][pin] = cells[inverters[bit]]["connections"]["Y"][0]
+                    source[plain[name][pin]] = name
+    inputs = {name: [cells[name]["connections"][pin][0] for pin in adder.cell.inputs] for name in adders}
+    neighbours: dict[str, list[str]] = {name: [] for name in adders}
+    for name in adders:
+        for bit in inputs[name]:
+            if bit in source:
+                neighbours[name].append(source[bit])
+                neighbours[source[bit]].append(name)
+    turned = [name for name, side in _two_sides(neighbours).items() if side]
+    nets = (bit for cell in cells.values() for bits in cell["connections"].values() for bit in bits)
+    fresh = count(1 + max(bit for bit in nets if isinstance(bit, int)))
+    for name, pin in product(turned, (adder.sum_pin, adder.carry_pin)):
+        for inverted in cells[name]["connections"].get(pin, []):
+            # The cell drives the plain net now, and what used the inverted one has an inverter.
+            bit = plain[name].get(pin) or next(fresh)
+            cells[name]["connections"][pin] = [bit]
+            cells[inverters.get(inverted, f"{name}_{pin}")] = _inverter(bit, inverted)
+    opposite: dict[int | str, int] = {}
+    for cell in cells.values():
+        if cell["type"] == _NOT:
+            (source_bit,), (target_bit,) = cell["connections"]["A"], cell["connections"]["Y"]
+            opposite |= {source_bit: target_bit, target_bit: source_bit}
+    for name, (position, pin) in product(turned, enumerate(adder.cell.inputs)):
+        bit = inputs[name][position]
+        if bit not in opposite:
+            opposite[bit] = next(fresh)
+            cells[f"{name}_{pin}"] = _inverter(bit, opposite[bit])
+        cells[name]["connections"][pin] = [opposite[bit]]
+
+
+def _inverter(source: int | str, target: int) -> dict[str, Any]:
+    return {
+        "hide_name": 1,
+        "type": _NOT,
+        "parameters": {},
+        "attributes": {},
+        "port_directions": {"A": "input", "Y": "output"},
+        "connections": {"A": [source], "Y": [target]},
+    }
+
+
+def _two_sides(neighbours: Mapping[str, list[str]]) -> dict[str, bool]:
+    """Put each node on one of two sides so that most of its neighbours are on the other: greedily, then by single moves."""
+    side: dict[str, bool] = {}
+    for name, others in neighbours.items():
+        known = [side[other] for other in others if other in side]
+        side[name] = 2 * sum(known) < len(known) if known else False
+    moved = True
+    while moved:
+        moved = False
+        for name, others in neighbours.items():
+            if 2 * sum(side[other] == side[name] for other in others) > len(others):
+                side[name] = not side[name]
+                moved = True
+    return side

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["canonical"]
+__all__ = ["canonical", "registers"]
 
 Json = dict[str, Any]
 
@@ -32,6 +32,21 @@ def canonical(netlist: str, *, names: bool = False) -> str:
         if not {"blackbox", "whitebox"} & module["attributes"].keys()
     }
     return json.dumps({"modules": kept})
+
+
+def registers(netlist: str, top: str) -> dict[str, str]:
+    """Return the names of the bits that flip-flops hold, by cell, of a canonical netlist with names."""
+    module = json.loads(netlist)["modules"][top]
+    names: dict[int | str, str] = {}
+    # Ports have their own names, and the wires that only hold initial values have none.
+    wires = {name: wire for name, wire in module["netnames"].items() if "init" not in wire["attributes"]}
+    for name, wire in {**module["ports"], **wires}.items():
+        for k, bit in enumerate(wire["bits"]):
+            names.setdefault(bit, f"{name}[{k}]" if len(wire["bits"]) > 1 else name)
+    outputs = {
+        name: cell["connections"]["Q"][0] for name, cell in module["cells"].items() if "Q" in cell["connections"]
+    }
+    return {name: names[bit] for name, bit in outputs.items() if bit in names}
 
 
 def _module(module: Json, names: bool) -> Json:

@@ -10,11 +10,14 @@ from itertools import permutations
 from pathlib import Path
 
 __all__ = [
+    "COMMENT",
     "GE",
     "Cell",
     "FullAdder",
     "LibertyError",
     "Library",
+    "group_texts",
+    "groups_of",
     "load",
     "mapping_text",
     "memory_macros",
@@ -363,3 +366,35 @@ def mapping_text(text: str, library: Library) -> str:
             pieces += [text[end:place], f"{quarters[name] / 4:.2f}"]
             end = place + len(value)
     return "".join([*pieces, text[end:]])
+
+
+COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
+_BRACE = re.compile(r'"[^"]*"|[{}]')
+
+
+def _end(text: str, start: int) -> int:
+    """Return the place behind the brace that closes the one before ``start``."""
+    depth = 1
+    for piece in _BRACE.finditer(text, start):
+        depth += {"{": 1, "}": -1}.get(piece[0], 0)
+        if not depth:
+            return piece.end()
+    raise LibertyError("every brace of a Liberty file must be closed; the file ends inside a group")
+
+
+def groups_of(text: str, kind: str) -> Iterator[tuple[str, int, int]]:
+    """Yield name, start and end of all groups of a kind, which do not lie inside each other, in a text without comments."""
+    place = 0
+    # A literal in front makes the search some ten times faster than a word boundary does.
+    group = re.compile(rf"{kind}\s*\(([^(){{}};]*)\)\s*\{{")
+    while match := group.search(text, place):
+        place = match.end()
+        if not (text[match.start() - 1].isalnum() or text[match.start() - 1] == "_"):
+            place = _end(text, place)
+            yield match[1].strip().strip('"'), match.start(), place
+
+
+def group_texts(text: str, kind: str) -> Iterator[tuple[str, str]]:
+    """Yield name and content of all groups of a kind in a text without comments."""
+    for name, start, end in groups_of(text, kind):
+        yield name, text[text.index("{", start) + 1 : end - 1]

