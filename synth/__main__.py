@@ -14,6 +14,7 @@ COMMANDS = {
     "gatesim": "netlists against the golden model, vector by vector",
     "equivalence": "netlist against Verilog, for all inputs",
     "energy": "energy per MAC from gate-level simulation",
+    "targets": "the vMAC in every flow, beside its goals",
     "compare": "paper and ours side by side, ratios, charts",
     "sweep": "parameters x libraries x clocks",
     "fpga": "bitstream of a processing element for a board",

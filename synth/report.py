@@ -19,7 +19,8 @@ from hdl.build import generate
 from hdl.refinement import held_layout
 from model.vmac import VmacConfig
 from synth import liberty as lib
-from synth.yosys import RECIPES, TOOLS, Area, SynthesisError, measure, tie, transistors
+from synth.libraries import LibertyFiles, find, prepare
+from synth.yosys import TOOLS, Area, SynthesisError, measure, tie, transistors
 
 __all__ = ["DESIGNS", "Design", "Figure", "Report", "main", "report", "table"]
 
@@ -59,6 +60,9 @@ DESIGNS = {
     )
 }
 """Every row, by name."""
+
+COMPARED = ("area", "plain")
+"""Recipes under which the ratio is given."""
 
 STATUS = {"vmac": "3'b000", "vmac_nvfp4": "1'b0"}
 """What the status ports are tied to when status logic is counted apart."""
@@ -167,10 +171,10 @@ def _share_of(area: Area, part: str) -> float:
     return sum(counts[name] * module.total for name, module in area.modules.items() if pattern.fullmatch(name))
 
 
-class _Bench:
+class Bench:
     """Runs measurements side by side and reports progress on the standard error stream."""
 
-    def __init__(self, liberty: Path, jobs: int, tool: str | None, quiet: bool):
+    def __init__(self, liberty: Path | LibertyFiles, jobs: int, tool: str | None, quiet: bool):
         self.liberty = liberty
         self._tool = tool
         self._quiet = quiet
@@ -210,7 +214,7 @@ class _Bench:
             return dict(zip(tasks, pool.map(timed, tasks.items()), strict=True))
 
 
-def _without_status(name: str, tree: Area) -> list[str]:
+def without_status(name: str, tree: Area) -> list[str]:
     """Return edits that take status, valid and saturation logic out."""
     edits = tie(tree.top, {"status": STATUS[name], "valid_o": "1'b0"})
     for module in tree.modules:
@@ -219,7 +223,7 @@ def _without_status(name: str, tree: Area) -> list[str]:
     return edits
 
 
-def _part_tasks(bench: _Bench, tree: Area) -> dict[str, Callable[[], Any]]:
+def _part_tasks(bench: Bench, tree: Area) -> dict[str, Callable[[], Any]]:
     """Return measurements of parts of the default vMAC, alone."""
     refinement, accumulator = _module_of(tree, "refinement"), _module_of(tree, "accumulator")
     if refinement is None or accumulator is None:
@@ -278,7 +282,7 @@ def _variant_figures(flat: Mapping[str, Area]) -> list[Figure]:
     return figures
 
 
-def _transistor_tasks(bench: _Bench, trees: Mapping[str, Area]) -> dict[str, Callable[[], Any]]:
+def _transistor_tasks(bench: Bench, trees: Mapping[str, Area]) -> dict[str, Callable[[], Any]]:
     dot = _module_of(trees[BASELINE], "products")
     if dot is None:
         raise SynthesisError(f"module products must be in {BASELINE}: {', '.join(trees[BASELINE].modules)}")
@@ -302,11 +306,11 @@ def _transistor_figures(counts: Mapping[str, Any], lanes: int, group: int) -> li
     ]
 
 
-def _pair_tasks(bench: _Bench, trees: Mapping[str, Area]) -> dict[str, Callable[[], Any]]:
+def _pair_tasks(bench: Bench, trees: Mapping[str, Area]) -> dict[str, Callable[[], Any]]:
     """Return measurements of vMAC and baseline without status logic, and with the plain recipe."""
     tasks = {}
-    for recipe, name in product(RECIPES, (BASELINE, MAIN)):
-        bare = _without_status(name, trees[name])
+    for recipe, name in product(COMPARED, (BASELINE, MAIN)):
+        bare = without_status(name, trees[name])
         tasks[f"{name}, {recipe} recipe, without status"] = bench.area(name, recipe=recipe, edits=bare)
         if recipe != "area":
             tasks[f"{name}, {recipe} recipe"] = bench.area(name, recipe=recipe)
@@ -319,7 +323,7 @@ def _pair_figures(flat: Mapping[str, Area], done: Mapping[str, Any], goals: bool
 
     whole = {f"{name}, area recipe": flat[name] for name in (BASELINE, MAIN)} | dict(done)
     figures = []
-    for recipe, scope in product(RECIPES, ("", ", without status")):
+    for recipe, scope in product(COMPARED, ("", ", without status")):
         nvfp4, vmac = (whole[f"{name}, {recipe} recipe{scope}"].total for name in (BASELINE, MAIN))
         note = f"flat, {recipe} recipe{scope}"
         if scope:
@@ -334,7 +338,7 @@ def _pair_figures(flat: Mapping[str, Area], done: Mapping[str, Any], goals: bool
 def report(
     names: Sequence[str] = (),
     *,
-    liberty: Path = lib.GE,
+    liberty: Path | LibertyFiles = lib.GE,
     jobs: int = 1,
     tool: str | None = None,
     quiet: bool = False,
@@ -345,7 +349,7 @@ def report(
     ----------
     names : sequence of str
         Keys of :data:`DESIGNS`; all by default. Figures that compare the vMAC with its baseline need both.
-    liberty : Path
+    liberty : Path or LibertyFiles
         Goals in area are for gate equivalents, so with another library there are none.
     jobs : int
         Yosys processes at a time.
@@ -366,9 +370,9 @@ def report(
     if unknown:
         raise ValueError(f"design must be one of {', '.join(map(repr, DESIGNS))}, not {unknown[0]!r}")
     chosen = [name for name in DESIGNS if not names or name in names]
-    library = lib.load(lib.plain_text(liberty))
-    library.check(liberty.name)
-    bench = _Bench(liberty, jobs, tool, quiet)
+    library = prepare(liberty).library
+    own = [path.resolve() for path in (liberty.paths if isinstance(liberty, LibertyFiles) else (liberty,))]
+    bench = Bench(liberty, jobs, tool, quiet)
     areas = bench.run(
         {f"{name}, flat": bench.area(name) for name in chosen}
         | {f"{name}, hierarchical": bench.area(name, hierarchical=True) for name in chosen}
@@ -385,7 +389,7 @@ def report(
             return {name: done[name] for name in tasks}
 
         ports = {port["name"]: port["width"] for port in generate(MAIN).sidecar["ports"]}
-        figures += _pair_figures(flat, results(pair), goals=liberty.resolve() == lib.GE.resolve())
+        figures += _pair_figures(flat, results(pair), goals=own == [lib.GE.resolve()])
         flip_flop = flat[MAIN].sequential / _registers(flat[MAIN], library)
         figures += _refinement_figures(flat, trees[MAIN], parts=results(parts), registers=flip_flop * _held_bits())
         figures += _transistor_figures(results(counts), ports["a"] // 4, 16)
@@ -451,7 +455,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--only", nargs="+", default=[], metavar="DESIGN", help="rows to measure (default: all)")
     add("--list", action="store_true", help="list the rows")
-    add("--liberty", type=Path, default=lib.GE, help="Liberty file, gzip or not (default: our gate equivalents)")
+    add("--liberty", nargs="+", default=[], metavar="FILE", help="Liberty files or a preset (default: our own)")
     add("--json", type=Path, metavar="FILE", help="write the report here as well")
     add("--jobs", type=int, default=os.cpu_count() or 1, help="Yosys processes at a time (default: all cores)")
     add("--tool", choices=TOOLS, help="which Yosys (default: the first that is installed)")
@@ -466,7 +470,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.json:
             options.json.parent.mkdir(parents=True, exist_ok=True)
         result = report(
-            options.only, liberty=options.liberty, jobs=options.jobs, tool=options.tool, quiet=options.quiet
+            options.only, liberty=find(options.liberty), jobs=options.jobs, tool=options.tool, quiet=options.quiet
         )
         print(table(result))
         if options.json:

@@ -198,7 +198,7 @@ def analyse(
 
 def _signal(name: str) -> str:
     """Return the name of a signal without the index of a bit."""
-    return name.rpartition("[")[0] if name.endswith("]") else name
+    return (name.rpartition("[")[0] if name.endswith("]") else name).lstrip("\\")
 
 
 def _ordered(design: _Netlist) -> Iterator[str]:

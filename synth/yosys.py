@@ -315,6 +315,8 @@ def synthesise(
     if recipe not in RECIPES:
         raise ValueError(f"recipe must be one of {', '.join(RECIPES)}, not {recipe!r}")
     prepared = prepare(liberty)
+    if recipe == "speed" and "cell_rise" not in prepared.text:
+        raise lib.LibertyError("a Liberty file must have delays of its cells for the recipe speed, this one has none")
     adder = prepared.library.full_adder if full_adders else None
     shape: dict[str, Any] = {"hierarchical": hierarchical, "recipe": recipe, "adders": adder is not None}
     with work_folder(top) as folder:

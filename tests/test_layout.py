@@ -16,7 +16,8 @@ SHARED = [
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "hdl/lib").glob("*.py"))),
     *("sim/runner.py", "sim/harness.py", "sim/bench_common.py", "sim/bench_registers.py"),
     *("synth/__main__.py", "synth/yosys.py", "synth/stat.py", "synth/memories.py", "synth/adders.py"),
-    *("synth/liberty.py", "synth/libraries.py", "synth/canonical.py", "synth/points.py", "synth/pictures.py"),
+    *("synth/liberty.py", "synth/libraries.py", "synth/canonical.py", "synth/nldm.py", "synth/sta.py"),
+    *("synth/opensta.py", "synth/points.py", "synth/pictures.py"),
     *("synth/macros.py", "synth/liberty_tree.py", "synth/cells.py", "synth/netlist.py"),
 ]
 

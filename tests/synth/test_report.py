@@ -403,7 +403,7 @@ def test_command_writes_the_whole_report(measured, tmp_path, capsys):
         (["--only", "vmac", "vmac lanes=7"], "design must be one of 'vmac_nvfp4', 'vmac_autofp2', "),
         (["--jobs", "0"], "--jobs must be positive, not 0"),
         (["--jobs", "-2"], "--jobs must be positive, not -2"),
-        (["--liberty", "absent.lib"], "Liberty file must be readable, absent.lib is not: "),
+        (["--liberty", "absent.lib"], "Liberty must be a file or one of ge, "),
         (["--json", f"{GE}/report.json"], "[Errno 17] File exists: "),
         (["--only", "vmac", "--quiet", "--json", str(GE.parent)], "[Errno 21] Is a directory: "),
     ],
