@@ -234,7 +234,6 @@ def back(
             f"abc -liberty mapping.lib -script +{abc.replace(' ', ',')}" if abc else "abc -liberty mapping.lib",
             "opt_clean",
             "tee -q -o stat.json stat -json -liberty cells.lib",
-            "flatten",
             "write_json mapped.json",
             "write_verilog -noattr mapped.v",
         ]
@@ -249,7 +248,7 @@ class Netlist:
     ----------
     area : Area
     verilog, json : str
-        The same netlist, flat, in two notations; memories are modules without content.
+        The same netlist in two notations; memories and cells are modules without content.
     prepared : Prepared
         The library.
     registers : dict of str to str
