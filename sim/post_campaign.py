@@ -27,24 +27,12 @@ from model.accelerator import (
 from model.activation import Function
 from model.autofp6 import Refined
 from model.policy import PolicyConfig
-from sim.accelerator import (
-    CAMPAIGN,
-    SMALL_MEMORY,
-    Accelerator,
-    AcceleratorError,
-    Batch,
-    Gemm,
-    GroupsOf,
-    Post,
-    Step,
-    cycle_limit,
-    random_gemm,
-    random_operands,
-    random_timing,
-    verify,
-)
 from sim.axi_memory import ErrorRange
+from sim.driver import Accelerator, cycle_limit
+from sim.expected import verify
 from sim.image import Image, Output, output_bytes
+from sim.product import AcceleratorError, Batch, Gemm, GroupsOf, Post, Step
+from sim.random_products import CAMPAIGN, SMALL_MEMORY, random_gemm, random_operands, random_timing
 from sim.runner import SimulationError
 
 __all__ = ["CONFIGURATIONS", "Fault", "Tally", "main", "random_fault", "random_post", "random_products", "run_queue"]

@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 from model.accelerator import AcceleratorConfig, Mode
 from model.activation import Function
 from model.block_scaled import PAD
-from sim.accelerator import NAMES, Accelerator, AcceleratorError, Gemm, Post, Row, measure, summary
+from sim.accelerator import Row, measure, summary
 from sim.axi_memory import Timing
+from sim.driver import Accelerator
 from sim.gemm import layer_products
 from sim.image import plans
+from sim.product import NAMES, AcceleratorError, Gemm, Post
 from sim.runner import SimulationError
 
 __all__ = ["KINDS", "SHAPES", "main", "post_of", "post_rows"]

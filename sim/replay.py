@@ -24,24 +24,12 @@ from model.policy import FixedPolicy, Policy, PolicyConfig, PolicyFormat, to_fix
 from model.policy_replay import TraceSample, read_trace
 from model.policy_replay import replay as decide
 from model.vmac import SUBGROUPS
-from sim.accelerator import (
-    CAMPAIGN,
-    NAMES,
-    SMALL_MEMORY,
-    Accelerator,
-    AcceleratorError,
-    Batch,
-    Gemm,
-    GroupsOf,
-    NumbersOf,
-    Post,
-    Step,
-    expected,
-    unit,
-    verify,
-)
 from sim.axi_memory import Timing
+from sim.driver import Accelerator
+from sim.expected import expected, unit, verify
 from sim.image import plan
+from sim.product import NAMES, AcceleratorError, Batch, Gemm, GroupsOf, NumbersOf, Post, Step
+from sim.random_products import CAMPAIGN, SMALL_MEMORY
 from sim.runner import SimulationError
 
 __all__ = ["PARAMETERS", "Planned", "Row", "compare", "main", "memory_of", "planned", "summary"]

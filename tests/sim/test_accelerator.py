@@ -16,6 +16,7 @@ import hdl.accelerator
 import hdl.dma
 import sim.accelerator
 import sim.axi_memory
+import sim.driver
 import sim.image
 from hdl.build import generate
 from model import autofp2, autofp6, block_scaled
@@ -24,25 +25,14 @@ from model.block_scaled import BlockScaled
 from model.formats import E2M3
 from model.llm import load
 from model.pe import Operands
-from sim.accelerator import (
-    CAMPAIGN,
-    SMALL_MEMORY,
-    Accelerator,
-    AcceleratorError,
-    Gemm,
-    Row,
-    expected,
-    extended,
-    main,
-    product_memory,
-    random_gemm,
-    shape_rows,
-    summary,
-    unit,
-    verify,
-)
+from sim.accelerator import Row, main, product_memory, shape_rows, summary
 from sim.axi_memory import CHANNELS, Command, ErrorRange, Timing, memory_verilog
+from sim.driver import Accelerator
+from sim.expected import expected, unit, verify
 from sim.gemm import layer_products, operands_of
+from sim.longer_k import extended
+from sim.product import AcceleratorError, Gemm
+from sim.random_products import CAMPAIGN, SMALL_MEMORY, random_gemm
 from sim.runner import available_simulators
 
 PARAMETERS = CAMPAIGN[0]
@@ -659,7 +649,7 @@ def hardware_bug(module, name, change):
     def patch(monkeypatch):
         monkeypatch.setattr(module, name, change(getattr(module, name)))
         design = generate("accelerator", **TINY)
-        monkeypatch.setattr(sim.accelerator, "generated", lambda *_, **__: design)
+        monkeypatch.setattr(sim.driver, "generated", lambda *_, **__: design)
 
     return patch
 
@@ -827,7 +817,7 @@ def test_plans_and_predictions_need_no_simulator(capsys, monkeypatch):
 def test_the_memory_of_a_product_grows_up_to_a_limit(capsys, monkeypatch):
     config = AcceleratorConfig()
     assert product_memory(config, 3000, 3000, 32) == 1 << 27
-    assert product_memory(config, 1, 1, 1) == sim.accelerator.MEMORY
+    assert product_memory(config, 1, 1, 1) == sim.driver.MEMORY
     given = {}
 
     def none(*_, **parameters):

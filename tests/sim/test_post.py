@@ -14,23 +14,11 @@ from model.activation import Function
 from model.llm import Llama, load
 from model.policy import PolicyConfig
 from model.sample_text import TEXT
-from sim.accelerator import (
-    CAMPAIGN,
-    SMALL_MEMORY,
-    Accelerator,
-    AcceleratorError,
-    Batch,
-    Gemm,
-    GroupsOf,
-    Post,
-    Step,
-    _step_words,
-    models,
-    random_gemm,
-    random_timing,
-    verify,
-)
 from sim.axi_memory import Command, ErrorRange, Timing
+from sim.driver import Accelerator, _step_words
+from sim.expected import models, verify
+from sim.product import AcceleratorError, Batch, Gemm, GroupsOf, Post, Step
+from sim.random_products import CAMPAIGN, SMALL_MEMORY, random_gemm, random_timing
 
 PARAMETERS = {**CAMPAIGN[0], "ppu": True}
 MASKS = np.array([0, 0, 0, 1, 2, 4, 8, 3, 5, 15], np.uint8)

@@ -9,8 +9,10 @@ import pytest
 import model.post_output
 import sim.post_campaign
 from model.accelerator import ErrorCode, Mode
-from sim.accelerator import SMALL_MEMORY, Accelerator, AcceleratorError
+from sim.driver import Accelerator
 from sim.post_campaign import CONFIGURATIONS, TOGETHER, Tally, main, run_queue
+from sim.product import AcceleratorError
+from sim.random_products import SMALL_MEMORY
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,12 @@ import sim.post_cycles
 from model import block_scaled
 from model.accelerator import Format, Mode
 from model.accelerator_cycles import Product, predict, predict_chain
-from sim.accelerator import CAMPAIGN, SMALL_MEMORY, Accelerator, Gemm, GroupsOf, Post, Step, processing, verify
 from sim.axi_memory import Timing
+from sim.driver import Accelerator
+from sim.expected import verify
 from sim.post_cycles import main
+from sim.product import Gemm, GroupsOf, Post, Step, processing
+from sim.random_products import CAMPAIGN, SMALL_MEMORY
 
 
 @pytest.fixture(scope="module")

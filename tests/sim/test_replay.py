@@ -7,13 +7,15 @@ import re
 import numpy as np
 import pytest
 
-import sim.accelerator
+import sim.driver
 import sim.replay
 from model.accelerator import Mode
 from model.policy import FixedPolicy
 from model.policy_replay import read_trace
-from sim.accelerator import SMALL_MEMORY, Accelerator, AcceleratorError, Gemm, NumbersOf, Step
 from sim.axi_memory import Timing
+from sim.driver import Accelerator
+from sim.product import AcceleratorError, Gemm, NumbersOf, Step
+from sim.random_products import SMALL_MEMORY
 from sim.replay import PARAMETERS, TRACE, Row, compare, main, planned, summary
 
 STEPS, FEW = 25, 4
@@ -90,7 +92,7 @@ def with_step(trace, place, **changes):
     return dataclasses.replace(trace, steps=steps)
 
 
-WORDS = sim.accelerator._step_words
+WORDS = sim.driver._step_words
 
 FAULTS = {
     "the first layer's activity is not given: all others have a wrong number": lambda t: with_post(
@@ -131,7 +133,7 @@ def other_words(name):
 
 @pytest.mark.parametrize("name", ["statistics are forgotten", "alpha is beta", "n_p is one more"])
 def test_faults_of_the_policy_are_noticed(name, accelerator, few, monkeypatch):
-    monkeypatch.setattr(sim.accelerator, "_step_words", other_words(name))
+    monkeypatch.setattr(sim.driver, "_step_words", other_words(name))
     batch = run(accelerator, few)
     with pytest.raises(AcceleratorError, match=r"ran in mode|reports|outputs of \d+ differ"):
         compare(accelerator.config, few, batch)
@@ -214,7 +216,7 @@ def test_the_command_fails_if_a_decision_is_another_one(monkeypatch):
 
 
 def test_the_command_fails_in_one_line_if_the_hardware_does(monkeypatch, capsys):
-    monkeypatch.setattr(sim.accelerator, "_step_words", other_words("n_p is one more"))
+    monkeypatch.setattr(sim.driver, "_step_words", other_words("n_p is one more"))
     assert main(["--steps", "1"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("sim.replay: product ")
