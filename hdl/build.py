@@ -22,6 +22,7 @@ from hdl.pe import Pe
 from hdl.policy import PolicyUnit
 from hdl.ppu import Ppu
 from hdl.tile_engine import TileEngine
+from hdl.uart_pe import UartPe
 from hdl.vmac import Vmac
 from hdl.vmac_autofp2 import VmacAutoFp2
 from hdl.vmac_nvfp4 import VmacNvfp4
@@ -34,6 +35,7 @@ from model.policy import PolicyFormat
 from model.ppu import PpuConfig
 from model.registers import RegisterMap, emit
 from model.tile_engine import EngineConfig
+from model.uart_pe import UartPeConfig
 from model.vmac import VmacConfig
 from model.vmac_autofp2 import AutoFp2Config
 from model.vmac_nvfp4 import Nvfp4Config
@@ -91,6 +93,7 @@ BLOCKS = {
         Block("vmac_autofp2", VmacAutoFp2, AutoFp2Config, "baseline: AutoFP2-only vector MAC"),
         Block("weight_encoder", WeightEncoder, WeightEncoderConfig, "NVFP4 codes to packed pairs of AutoFP2 digits"),
         Block("pe", Pe, PeConfig, "processing element: operand buffers, schedule, vector MAC, accumulators"),
+        Block("uart_pe", UartPe, UartPeConfig, "processing element behind a serial line, for FPGA boards"),
         Block("array", Array, ArrayConfig, "array of processing elements with multicast buses and drain chains"),
         Block("tile_engine", TileEngine, EngineConfig, "array with the banks and weight encoders that feed it"),
         Block(

@@ -13,6 +13,7 @@ SHARED = [
     *("model/dma.py", "model/fp32.py", "hdl/dma.py", "sim/streams.py", "sim/bench_dma.py", "sim/axi_memory.py"),
     *("model/activation.py", "model/activity.py", "hdl/activation.py", "hdl/activity.py"),
     "sim/player.py",
+    "model/frames.py",
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "hdl/lib").glob("*.py"))),
     *("sim/runner.py", "sim/harness.py", "sim/bench_common.py", "sim/bench_registers.py"),
     *("synth/__main__.py", "synth/yosys.py", "synth/stat.py", "synth/memories.py", "synth/adders.py"),
