@@ -31,6 +31,8 @@ CONFIGURATIONS = [
     ("pe", {"refinement": "inplace", "activation_entries": 32}),
     ("pe", {"refinement": "none", "weight_entries": 2}),
     ("pe", {"slots_per_block": 4, "scaling": "group", "window_shift": 26, "lanes": 64, "accumulators": 4}),
+    ("uart_pe", {}),
+    ("uart_pe", {"refinement": "none", "vectors": 2, "divisor": 4, "accumulators": 4, "lanes": 64}),
     ("array", {}),
     ("tile_engine", {"rows": 1, "columns": 4, "activation_depth": 8, "weight_depth": 8}),
     ("tile_engine", {"rows": 2, "columns": 2, "activation_depth": 32, "weight_depth": 64}),
