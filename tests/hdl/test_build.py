@@ -95,6 +95,7 @@ CONTRACT = {
     "m_axi_bid 1 m_axi_bresp 2 m_axi_bvalid 1 m_axi_bready 1 "
     "m_axi_arid 1 m_axi_araddr 40 m_axi_arlen 8 m_axi_arsize 3 m_axi_arburst 2 m_axi_arlock 1 m_axi_arcache 4 m_axi_arprot 3 "
     "m_axi_arqos 4 m_axi_arvalid 1 m_axi_arready 1 m_axi_rid 1 m_axi_rdata 128 m_axi_rresp 2 m_axi_rlast 1 m_axi_rvalid 1 m_axi_rready 1",
+    "uart_pe": "clk 1 rst 1 rx 1 tx 1 busy 1",
     "array": "clk 1 rst 1 command__payload 30 command__valid 1 command__ready 1 clear 1 busy 1 status 5 "
     + " ".join(
         f"{name}__{i}__payload {width} {name}__{i}__valid 1 {name}__{i}__ready 1"

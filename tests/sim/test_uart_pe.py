@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -159,7 +160,9 @@ def test_a_port_of_pyserial_carries_bytes():
         (["--port", "/nowhere/tty"], 1, "port must be one that opens, not '/nowhere/tty'"),
     ],
 )
-def test_wrong_arguments_give_one_line(arguments, status, message, capsys):
+def test_wrong_arguments_give_one_line(arguments, status, message, capsys, monkeypatch):
+    if "--layer" not in arguments:
+        monkeypatch.setattr(sim.uart_pe, "load", MagicMock())
     assert main(arguments) == status
     error = capsys.readouterr().err
     assert error.startswith("sim.uart_pe: ")
@@ -171,6 +174,7 @@ def test_a_failing_simulation_is_one_line(monkeypatch, capsys):
     def fails(*_, **__):
         raise SimulationError("make not found\nand more")
 
+    monkeypatch.setattr(sim.uart_pe, "load", MagicMock())
     monkeypatch.setattr(sim.uart_pe, "simulate", fails)
     assert main([]) == 1
     assert capsys.readouterr().err == "sim.uart_pe: make not found\n"

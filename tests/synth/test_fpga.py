@@ -62,7 +62,6 @@ def test_bits_last_whole_cycles():
     ],
 )
 def test_wrong_arguments_give_one_line(arguments, message, capsys):
-    pytest.importorskip("amaranth_boards")
     assert main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"synth.fpga: {message}")
@@ -77,7 +76,6 @@ def test_a_missing_package_is_named(monkeypatch, capsys):
 
 def with_tools(monkeypatch, tmp_path, script):
     """Put scripts in place of the tools."""
-    pytest.importorskip("amaranth_boards")
     tool = tmp_path / "tool"
     tool.write_text(f"#!/bin/sh\n{script}\n")
     tool.chmod(0o755)
