@@ -180,7 +180,10 @@ class Board:
     def _reply(self, opcode: Opcode) -> bytes | None:
         """Return the reply to the present request, or None if it is time to send it again."""
         decoder = Decoder(LARGEST_REPLY, _HEAD)
-        while received := self._transport.read():
+        # What says more than any reply is no board.
+        most = 2 * LARGEST_REPLY
+        while most > 0 and (received := self._transport.read()):
+            most -= len(received)
             for frame in decoder.feed(received):
                 # Late replies to what was sent before have another tag.
                 if not isinstance(frame, Fault) and frame[:2] == bytes([opcode, self._tag]):

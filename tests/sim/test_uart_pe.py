@@ -119,9 +119,15 @@ class Silence:
         return b""
 
 
+class Chatter(Silence):
+    def read(self):
+        return bytes(1000)
+
+
 def test_hosts_say_what_is_wrong(monkeypatch):
-    with pytest.raises(BoardError, match=r"^the board must answer INFO, and did not in 4 attempts$"):
-        Board(Silence())
+    for line in (Silence(), Chatter()):
+        with pytest.raises(BoardError, match=r"^the board must answer INFO, and did not in 4 attempts$"):
+            Board(line)
     board = Board(ModelTransport(CONFIG))
     with pytest.raises(BoardError, match=r"^the board must take SUMS \[0, 9\], and says RANGE$"):
         board.request(Opcode.SUMS, (0, 9))
