@@ -25,7 +25,7 @@ from sim.runner import SIMULATORS, SimulationError, find_simulator
 from sim.scoreboard import Tally, check_encoder, check_vectors, encoder_columns
 from sim.stimuli import AUTOFP2, AUTOFP6, MODES, NVFP4, EncoderShape, Stimulus, VectorShape
 
-__all__ = ["Outcome", "main", "run_layer"]
+__all__ = ["Outcome", "main", "refinements", "run_layer"]
 
 RESET_ROWS = 3
 WEIGHT_DENSITY = 0.2
@@ -162,7 +162,7 @@ def _stream(
     return outputs["psum_o"][last][:dots].reshape(tokens, rows), tally
 
 
-def _refinements(
+def refinements(
     config: VmacConfig, w: NDArray[np.float32], weights: BlockScaled, x: NDArray[np.float32], base: BlockScaled
 ) -> tuple[NDArray[np.uint64], autofp6.Refined, autofp6.Refined]:
     """Choose refinements of both tensors and merge them into records [tokens, rows, steps, records]."""
@@ -241,7 +241,7 @@ def run_layer(
         refine = np.zeros((1, 1, 1, getattr(config, "records", 0)), np.uint64)
         gain = 1.0
         if mode == AUTOFP6:
-            refine, refined_w, refined_x = _refinements(config, w, weights, x, base)
+            refine, refined_w, refined_x = refinements(config, w, weights, x, base)
             exact_w = autofp6.dequantize(dataclasses.replace(refined_w, base=_unscaled(weights)))
             exact_x = autofp6.dequantize(dataclasses.replace(refined_x, base=_unscaled(base)))
         elif mode == AUTOFP2:

@@ -7,7 +7,7 @@ from typing import Any
 
 from synth.points import Row
 
-__all__ = ["PictureError", "Rectangle", "bars", "scatter", "squarify", "treemap", "write_picture"]
+__all__ = ["PictureError", "Rectangle", "bars", "scatter", "squarify", "stacks", "treemap", "write_picture"]
 
 Rectangle = tuple[float, float, float, float]
 """Left, bottom, width, height."""
@@ -165,6 +165,33 @@ def bars(values: Mapping[str, Mapping[str, float]], title: str, label: str, line
         axes.axvline(line, color="black", linewidth=0.8, linestyle="--")
     if len(series) > 1:
         axes.legend(loc="best", fontsize=8)
+    return figure
+
+
+def stacks(values: Mapping[str, Mapping[str, float]], title: str, label: str) -> Any:
+    """Draw horizontal bars, a row each, whose pieces follow each other, with their sums.
+
+    Parameters
+    ----------
+    values : mapping of str to mapping of str to float
+        Values by piece, by row; not negative.
+    title, label : str
+        ``label`` is the axis's.
+    """
+    pieces = list(dict.fromkeys(name for row in values.values() for name in row))
+    figure = _figure(9.0, 1.4 + 0.36 * len(values))
+    axes = figure.subplots()
+    ends = [0.0] * len(values)
+    for index, name in enumerate(pieces):
+        lengths = [row.get(name, 0.0) for row in values.values()]
+        drawn = axes.barh(range(len(values)), lengths, 0.7, ends, label=name, color=_COLOURS[index % len(_COLOURS)])
+        ends = [end + length for end, length in zip(ends, lengths, strict=True)]
+    axes.bar_label(drawn, [f"{end:.4g}" for end in ends], padding=3, fontsize=8)
+    axes.set_yticks(range(len(values)), list(values))
+    axes.invert_yaxis()
+    axes.margins(x=0.1)
+    axes.set(title=title, xlabel=label)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return figure
 
 

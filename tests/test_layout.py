@@ -20,6 +20,7 @@ SHARED = [
     *("synth/liberty.py", "synth/libraries.py", "synth/canonical.py", "synth/nldm.py", "synth/sta.py"),
     *("synth/opensta.py", "synth/points.py", "synth/pictures.py"),
     *("synth/macros.py", "synth/liberty_tree.py", "synth/cells.py", "synth/netlist.py"),
+    *("synth/power.py", "synth/saif.py"),
 ]
 
 

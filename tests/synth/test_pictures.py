@@ -2,7 +2,7 @@
 
 import pytest
 
-from synth.pictures import bars, scatter, squarify, treemap, write_picture
+from synth.pictures import bars, scatter, squarify, stacks, treemap, write_picture
 
 
 def test_squares_of_the_published_example():
@@ -51,3 +51,12 @@ def test_pictures_are_the_same_each_time(name, kind, tmp_path):
         text = data.decode()
         assert [word for word in words.split() if f">{word}" not in text and f" {word}" not in text] == []
         assert "none" not in text.replace("fill: none", "").replace('"none"', "") or name == "bars"
+
+
+def test_stacks_have_pieces_and_sums(tmp_path):
+    figure = stacks({"a": {"x": 1.0, "y": 2.5}, "b": {"x": 0.25}}, "title", "fJ")
+    widths = [patch.get_width() for patch in figure.axes[0].patches]
+    assert widths == [1.0, 0.25, 2.5, 0.0]
+    assert [text.get_text() for text in figure.axes[0].texts] == ["3.5", "0.25"]
+    write_picture(tmp_path / "a.svg", figure)
+    assert "title" in (tmp_path / "a.svg").read_text()
