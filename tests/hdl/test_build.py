@@ -73,7 +73,7 @@ CONTRACT = {
     + " ".join(f"result__{i}__payload 65 result__{i}__valid 1 result__{i}__ready 1" for i in range(4)),
     "policy": "clk 1 rst 1 settings 85 clear 1 step__payload 22 step__valid 1 step__ready 1 activity__payload 32 activity__valid 1 activity__ready 1 "
     "valid 1 precision 5 level 2 spike 1 status 2",
-    "ppu": "clk 1 rst 1 job__payload 107 job__valid 1 job__ready 1 beat__payload 1031 beat__valid 1 beat__ready 1 "
+    "ppu": "clk 1 rst 1 job__payload 108 job__valid 1 job__ready 1 beat__payload 1031 beat__valid 1 beat__ready 1 "
     "residual__payload 512 residual__valid 1 residual__ready 1 previous__payload 512 previous__valid 1 previous__ready 1 "
     "weight_mask__payload 8 weight_mask__valid 1 weight_mask__ready 1 number__payload 518 number__valid 1 number__ready 1 "
     "group__payload 109 group__valid 1 group__ready 1 report__payload 128 report__valid 1 report__ready 1 status 2 clear 1 idle 1",
