@@ -94,6 +94,7 @@ class Row:
     same : bool
         The mode is that of ``precision``.
     cycles : int
+        Of the product, from its descriptor on: with those that it waits for the product before.
     """
 
     step: int
@@ -312,7 +313,6 @@ def summary(rows: Sequence[Row], compared: int) -> dict[str, Any]:
         "same_integer": int((off == 0).sum()),
         "largest_difference_of_integers": int(off.max(initial=0)),
         "largest_relative_difference": float(relative.max()),
-        "cycles": sum(row.cycles for row in rows),
     }
 
 
@@ -368,7 +368,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (AcceleratorError, SimulationError, OSError) as error:
         print(f"sim.replay: {error}", file=sys.stderr)
         return 1
-    figures = summary(rows, compared)
+    figures = {**summary(rows, compared), "cycles": batch.cycles}
     for name, value in figures.items():
         print(f"{name.replace('_', ' '):31} {value}")
     if options.json is not None:
