@@ -1,10 +1,11 @@
-"""``python -m synth.sweep``: area of a block over parameters, libraries and recipes, or any other function of points, resumable (docs/sweep.md)."""
+"""``python -m synth.sweep``: area of a block over parameters, libraries, recipes and clocks, or any other function of points, resumable (docs/sweep.md)."""
 
 import argparse
 import csv
 import hashlib
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -19,7 +20,8 @@ from hdl.lib.toolchain import tool_versions
 from synth.libraries import PRESETS, find, prepare
 from synth.pictures import PictureError, scatter, write_picture
 from synth.points import Point, Row, SweepError, Value, grid, named, numeric, pareto, run
-from synth.yosys import RECIPES, TOOLS, available_tools, measure
+from synth.timing import timing_of
+from synth.yosys import RECIPES, TOOLS, available_tools, synthesise
 
 __all__ = ["Shown", "area_point", "columns", "library_files", "main", "write_table"]
 
@@ -33,7 +35,8 @@ def area_point(point: Point, *, block: str, libraries: Mapping[str, str], tool: 
     Parameters
     ----------
     point : Point
-        ``library``, ``recipe``, and parameters of the block; with ``clock_mhz`` also densities at that clock, whether or not it is met.
+        ``library``, ``recipe``, and parameters of the block; with ``clock_mhz`` cells are sized for that clock, and the row says whether they
+        reach it: by our own analysis, which is the same wherever the point runs.
     block : str
     libraries : mapping of str to str
         What `synth.libraries.find` finds, with commas between files.
@@ -42,7 +45,18 @@ def area_point(point: Point, *, block: str, libraries: Mapping[str, str], tool: 
     parameters: dict[str, Any] = {name: value for name, value in point.items() if name not in _AREA_AXES}
     files = find(libraries[str(point["library"])].split(","))
     generated = generate(block, **parameters)
-    area = measure(generated.verilog, block, liberty=files, recipe=str(point["recipe"]), tool=tool)
+    clock = point.get("clock_mhz")
+    target = None if clock is None else 1e6 / float(clock)
+    netlist = synthesise(
+        generated.verilog,
+        block,
+        liberty=files,
+        recipe=str(point["recipe"]),
+        names=target is not None,
+        period=target,
+        tool=tool,
+    )
+    area = netlist.area
     nand2 = prepare(files).library.nand2_area
     row: Row = {
         "area": round(area.total, 4),
@@ -51,6 +65,9 @@ def area_point(point: Point, *, block: str, libraries: Mapping[str, str], tool: 
         "gate_equivalents": None if not nand2 else round(area.total / nand2, 1),
         "memory_bits": area.bits,
     }
+    if target is not None:
+        period = timing_of(netlist, block).period
+        row |= {"period_ps": round(period, 2), "met": period <= target}
     return row
 
 
@@ -168,13 +185,25 @@ def _task(options: argparse.Namespace) -> Task:
     if options.function:
         if options.block:
             raise ValueError(f"--function must be given without a block, not with {options.block!r}")
+        if options.clock:
+            raise ValueError("--function must be given without --clock")
         values = {name: [_guessed(text) for text in texts] for name, texts in axes.items()}
         return named(options.function), grid(values), lambda point: None, {"function": options.function}
     if options.block not in BLOCKS:
         raise ValueError(f"block must be one of {', '.join(BLOCKS)}, not {options.block!r}")
+    for clock in options.clock:
+        if not 0 < clock < math.inf:
+            raise ValueError(f"--clock must be positive, not {clock:g}")
     libraries, hashes = library_files(options.liberty)
+    if options.clock:
+        for name, text in libraries.items():
+            if "cell_rise" not in prepare(find(text.split(","))).text:
+                raise ValueError(f"--clock must have libraries with delays, and {name} has none")
     tool = options.tool or next(iter(available_tools()), None)
-    varied: dict[str, Sequence[Value]] = {"library": list(libraries), "recipe": options.recipe}
+    recipes = options.recipe or ["speed" if options.clock else "area"]
+    varied: dict[str, Sequence[Value]] = {"library": list(libraries), "recipe": recipes}
+    if options.clock:
+        varied |= {"clock_mhz": options.clock}
     points = grid(varied | _typed(BLOCKS[options.block], axes))
     function = partial(area_point, block=options.block, libraries=libraries, tool=tool)
     about = {"block": options.block, "tools": tool_versions(), "synthesis": tool}
@@ -259,7 +288,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add(
         "--liberty", nargs="+", default=["ge"], metavar="LIBRARY", help=f"{known}, or Liberty files with commas between"
     )
-    add("--recipe", nargs="+", choices=RECIPES, default=["area"], help="ABC scripts (default: area)")
+    add("--recipe", nargs="+", choices=RECIPES, default=[], help="ABC scripts (default: area, speed with --clock)")
+    add("--clock", type=float, nargs="+", default=[], metavar="MHZ", help="clocks that cells are sized for")
     add("--function", metavar="MODULE:NAME", help="sweep this function instead of the area of a block")
     add(
         "-o",

@@ -8,7 +8,8 @@ import pytest
 
 from hdl.build import BLOCKS
 from synth.liberty import GE
-from synth.sweep import columns, main, write_table
+from synth.sweep import area_point, columns, main, write_table
+from tests.synth import timed_library
 
 FUNCTION = ["--function", "tests.synth.sweep_points:square", "--vary", "i=2,1,3", "kind=a,b", "--jobs", "1"]
 
@@ -99,6 +100,39 @@ def test_areas_of_a_block(tmp_path, capsys, monkeypatch):
     assert two == one | {"library": "other name"}
 
 
+def test_clocks_are_an_axis_that_sizes_cells(tmp_path, monkeypatch):
+    """As in test_timing: 31.25 ps from a clock edge to D and 5.5 ps of set-up are 36.75 ps, which 27 GHz leaves and 28 GHz does not."""
+    chain = (
+        "module vmac(input clk, a, b, output reg q); reg first, second; "
+        "always @(posedge clk) begin first <= a; second <= b; q <= ~(first & second); end endmodule"
+    )
+    monkeypatch.setattr("synth.sweep.generate", lambda block, **parameters: SimpleNamespace(verilog=chain))
+    library = tmp_path / "timed.lib"
+    library.write_text(timed_library.library())
+    arguments = ["vmac", "--liberty", str(library), "--clock", "27000", "28000", "--recipe", "area", "--jobs", "1"]
+    assert sweep(tmp_path / "clocks", *arguments) == 0
+    rows = json.loads((tmp_path / "clocks/sweep.json").read_text())["rows"]
+    assert [(row["clock_mhz"], row["period_ps"], row["met"]) for row in rows] == [
+        (27000, 36.75, True),
+        (28000, 36.75, False),
+    ]
+
+
+def test_clocks_reach_the_recipe(monkeypatch):
+    seen = []
+
+    def synthesise(verilog, top, **options):
+        seen.append((options["recipe"], options["period"], options["names"]))
+        raise ValueError("enough")
+
+    monkeypatch.setattr("synth.sweep.synthesise", synthesise)
+    monkeypatch.setattr("synth.sweep.generate", lambda block, **parameters: SimpleNamespace(verilog=""))
+    for clock in ({}, {"clock_mhz": 500.0}):
+        with pytest.raises(ValueError, match="enough"):
+            area_point({"library": "ge", "recipe": "speed", **clock}, block="vmac", libraries={"ge": "ge"})
+    assert seen == [("speed", None, False), ("speed", 2000.0, True)]
+
+
 # Errors
 
 
@@ -114,6 +148,10 @@ def test_areas_of_a_block(tmp_path, capsys, monkeypatch):
         (["vmac", "--vary", "lanes=32,32"], "axis lanes must have one or more different values, not 32, 32"),
         (["vmac", "--liberty", "absent.lib"], "Liberty must be a file or one of ge, "),
         (["vmac", "--liberty", str(GE), str(GE)], "--liberty must have libraries of different names, not ge twice"),
+        (["vmac", "--clock", "0"], "--clock must be positive, not 0"),
+        (["vmac", "--clock", "nan"], "--clock must be positive, not nan"),
+        (["vmac", "--clock", "500"], "--clock must have libraries with delays, and ge has none"),
+        ([*FUNCTION, "--clock", "500"], "--function must be given without --clock"),
         (["vmac", *FUNCTION], "--function must be given without a block, not with 'vmac'"),
         (["--function", "math"], "function must be module:function, not 'math': "),
         ([*FUNCTION, "--jobs", "0"], "jobs must be positive, not 0"),
