@@ -634,7 +634,13 @@ _PPU_DESCRIPTOR = replace(
 
 
 def _post() -> Structure:
-    functions = tuple(Enumerator(f.name.lower(), int(f), f"{f.name}") for f in Function)
+    values = {
+        Function.IDENTITY: "x as it is",
+        Function.RELU: "x, or 0 below 0",
+        Function.SILU: "x / (1 + exp(-x))",
+        Function.GELU: "x times the normal distribution at x",
+    }
+    functions = tuple(Enumerator(f.name.lower(), int(f), values[f]) for f in Function)
     meanings = {
         "residual": "add the residual after the function",
         "numbers": "write FP32 numbers to the descriptor's output",

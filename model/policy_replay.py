@@ -373,7 +373,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m model.policy",
         description="Replay recorded L_A and G_E through the precision policy: the precision of every layer, and a picture.",
     )
-    parser.add_argument("trace", type=Path, metavar="TRACE", help="CSV, or JSON if the name ends in .json")
+    parser.add_argument(
+        "trace",
+        type=Path,
+        metavar="TRACE",
+        help="CSV, or JSON if the name ends in .json; either may have .gz behind it",
+    )
     parser.add_argument(
         "-o",
         "--output",

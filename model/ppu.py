@@ -1,8 +1,10 @@
 """Post-processing unit, bit for bit: accumulators to binary32, activation function, residual, NVFP4 groups and signals (docs/ppu.md)."""
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,6 +17,9 @@ from model.block_scaled import GROUP, PAD
 from model.fp32 import add, from_int, multiply
 from model.quantiser import Groups, quantise
 from model.vmac import SUBGROUPS, check_choice
+
+if TYPE_CHECKING:
+    from model.llm import Llama
 
 __all__ = ["CLIPPED", "NONFINITE", "Job", "PpuConfig", "Report", "Result", "Sums", "main", "run"]
 
@@ -254,14 +259,26 @@ def _function_errors(step: int) -> Iterator[str]:
         yield f"| {function.name} | {len(x)} | {error[worst]:.2e} | {x[worst]:.6g} | {error[worst] * 2**8:.3f} |"
 
 
-def _differences(tokens: int, layers: Sequence[int]) -> Iterator[str]:
-    """Yield how often scales, codes and choices differ from the software quantiser's on inputs of SmolLM2's projections."""
+def _checked_input(tokens: int, layers: Sequence[int]) -> tuple["Llama", NDArray[np.int64]]:
+    """Return SmolLM2 and the first ``tokens`` tokens of the sample text; raises ValueError if either has not so many."""
     from model import llm
     from model.sample_text import TEXT
 
     model = llm.load()
-    wanted = [(layer, name) for layer in layers for name in llm.PROJECTIONS]
-    inputs = llm.capture_inputs(model, model.tokenizer.encode(TEXT)[:tokens], wanted)
+    for layer in layers:
+        if not 0 <= layer < model.config.layers:
+            raise ValueError(f"--layers must be from 0 to {model.config.layers - 1}, not {layer}")
+    ids = model.tokenizer.encode(TEXT)
+    if not 1 <= tokens <= len(ids):
+        raise ValueError(f"--tokens must be from 1 to {len(ids)}, not {tokens}")
+    return model, ids[:tokens]
+
+
+def _differences(model: "Llama", ids: NDArray[np.int64], layers: Sequence[int]) -> Iterator[str]:
+    """Yield how often scales, codes and choices differ from the software quantiser's on inputs of SmolLM2's projections."""
+    from model import llm
+
+    inputs = llm.capture_inputs(model, ids, [(layer, name) for layer in layers for name in llm.PROJECTIONS])
     yield "Subgroups refined otherwise, by fraction bits of the error:"
     bits = " | ".join(map(str, _POINTS))
     yield f"| layer | groups | scales | codes | refined | {bits} |\n|---|{'---:|' * (4 + len(_POINTS))}"
@@ -289,24 +306,31 @@ def _differences(tokens: int, layers: Sequence[int]) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the errors of the activation functions, and how often quantiser and software differ; returns the exit status."""
+    """Print the errors of the activation functions, and how often quantiser and software differ; returns 0, or 2 on bad input."""
     parser = argparse.ArgumentParser(
         prog="python -m model.ppu",
         description="Errors of activation functions, and where the quantiser differs from the software's on SmolLM2-135M.",
     )
     parser.add_argument(
-        "--step", type=int, default=4093, help="every how manieth binary32 pattern (default: %(default)s)"
+        "--step", type=int, default=4093, help="look at one binary32 pattern of so many (default: %(default)s)"
     )
     parser.add_argument("--tokens", type=int, default=200, help="tokens of the sample text (default: %(default)s)")
-    parser.add_argument("--layers", type=int, nargs="*", default=[0, 11, 29], help="layers (default: 0 11 29)")
+    parser.add_argument(
+        "--layers", type=int, nargs="*", default=[0, 11, 29], help="layers (default: 0 11 29; none: functions alone)"
+    )
     options = parser.parse_args(arguments)
     if options.step < 1:
         parser.error(f"--step must be at least 1, not {options.step}")
+    try:
+        given = _checked_input(options.tokens, options.layers) if options.layers else None
+    except (ValueError, OSError, ImportError) as error:
+        print(f"model.ppu: {error}", file=sys.stderr)
+        return 2
     for line in _function_errors(options.step):
         print(line)
-    if options.layers:
+    if given is not None:
         print()
-        for line in _differences(options.tokens, options.layers):
+        for line in _differences(*given, options.layers):
             print(line)
     return 0
 

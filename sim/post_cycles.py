@@ -88,7 +88,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar=("M", "N", "K"),
         help="a size, in every mode (default: several); may be given more than once",
     )
-    add("--kinds", nargs="+", default=list(KINDS), choices=list(KINDS), help="what is done with outputs (default: all)")
+    add(
+        "--kinds",
+        nargs="+",
+        default=list(KINDS),
+        choices=list(KINDS),
+        help="what is done with outputs (default: each of these)",
+    )
     add("--rows", type=int, default=4, help="rows of the array (default: 4)")
     add("--columns", type=int, default=4, help="columns of the array (default: 4)")
     add("--data-width", type=int, default=128, help="bits of the data bus (default: 128)")
@@ -108,6 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Timing(options.latency, options.latency)
         if options.json is not None and not options.json.parent.is_dir():
             raise ValueError(f"--json must be in a folder that exists, not {options.json}")
+        if options.seed < 0:
+            raise ValueError(f"--seed must not be negative, not {options.seed}")
         shapes = [(m, n, k) for m, n, k in options.product or SHAPES]
         for m, n, k in shapes:
             next(plans(config, Mode.AUTOFP6, m, n, -(-k // config.lanes) * config.lanes))

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+import model.checkpoint
 from model import block_scaled, ppu
 from model.activation import Function, reference
 from model.ppu import CLIPPED, NONFINITE, Job, PpuConfig, Sums, main, run
@@ -129,3 +130,27 @@ def test_command_compares_with_the_software(capsys, monkeypatch):
     assert [row[0] for row in rows] == ["1 qkv", "1 o", "1 gate_up", "1 down"]
     # Scales, codes, and choices with eight fraction bits.
     assert all(float(row[2]) == 0 and float(row[3]) < 1e-4 and float(row[7]) < 3e-3 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tokens", "0"], "--tokens must be from 1 to 557, not 0"),
+        (["--tokens", "558"], "--tokens must be from 1 to 557, not 558"),
+        (["--layers", "29", "30"], "--layers must be from 0 to 29, not 30"),
+        (["--layers", "-1"], "--layers must be from 0 to 29, not -1"),
+    ],
+)
+def test_wrong_arguments_are_refused_with_one_line(arguments, message, capsys):
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", f"model.ppu: {message}\n")
+
+
+def test_a_missing_model_is_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(model.checkpoint, "_WHEEL", "llm-of-nobody")
+    assert main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("model.ppu: ")
+    assert err.count("\n") == 1

@@ -833,12 +833,14 @@ def test_the_memory_of_a_product_grows_up_to_a_limit(capsys, monkeypatch):
 def test_the_page_has_examples_that_run(capsys):
     page = (Path(__file__).resolve().parents[2] / "docs" / "driver.md").read_text()
     examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     # Each goes on with what those before it have.
     names = {}
     for example in examples:
         exec(compile(example, "docs/driver.md", "exec"), names)
     out = capsys.readouterr().out.splitlines()
     assert out[:2] == ["(8, 48) float32 True True", "0 True True"]
-    assert out[2] == f"{names['found'].tiles} {names['cycles']}"
+    # Both layers' numbers, 48 columns each, and groups of 64: eight rows.
+    assert [line.split()[:3] for line in out[2:5]] == [[mode.name, "0", "1280"] for mode in Mode]
+    assert out[5] == f"{names['found'].tiles} {names['cycles']}"
     assert names["cycles"] > 8 * 48 * 3 // 4

@@ -55,6 +55,7 @@ def test_the_command_counts_and_predicts(command, capsys, tmp_path):
         (["--product", "0", "1", "32"], "m must be at least 1, not 0"),
         (["--columns", "33"], "columns must be at most 32 with a post-processing unit, not 33"),
         (["--latency", "-1"], "read_latency must be from 0 to"),
+        (["--seed", "-1"], "--seed must not be negative, not -1"),
         (["--json", "/nowhere/at/all.json"], "--json must be in a folder that exists, not /nowhere/at/all.json"),
     ],
 )
