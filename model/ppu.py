@@ -27,6 +27,8 @@ NONFINITE, CLIPPED = 1, 2
 """Bits of ``status``: a group had a number that is NaN or infinite; a group's scale would have been above 448."""
 
 _ONE = 0x3F800000
+_DENSE = 0x3B800000, 0x43000000
+_INFINITY = 0x7F800000
 _TAU = 0.003
 _POINTS = (4, 6, 8, 10, 12)
 _SIGN = np.uint32(1 << 31)
@@ -245,18 +247,29 @@ def run(
     return Result(number if job.numbers else None, groups, report, status)
 
 
-def _function_errors(step: int) -> Iterator[str]:
-    """Yield the largest errors of SiLU and GELU over every ``step``-th finite pattern, 16 times as many from 1/16 to 128."""
-    dense = np.arange(0x3D800000, 0x43000000, max(step // 16, 1))
-    bits = np.concatenate([np.arange(0, 1 << 32, step), dense, dense | 1 << 31]).astype(np.uint32)
-    bits = bits[np.isfinite(bits.view(np.float32))]
-    x = bits.view(np.float32).astype(np.float64)
+def _patterns(step: int, dense: int) -> Iterator[NDArray[np.uint32]]:
+    """Yield every ``step``-th finite pattern of either sign, every ``dense``-th from 2^-8 to 128, a million at a time."""
+    ends = [(0, _DENSE[0], step), (*_DENSE, dense), (_DENSE[1], _INFINITY, step)]
+    for sign in (0, 1 << 31):
+        for low, high, each in ends:
+            for start in range(low, high, each << 20):
+                yield (np.arange(start, min(high, start + (each << 20)), each) | sign).astype(np.uint32)
+
+
+def _function_errors(step: int, dense: int) -> Iterator[str]:
+    """Yield the largest errors of SiLU and GELU over :func:`_patterns`."""
     yield f"| function | numbers | largest relative error | at | in units of 2^-8 |\n|---|{'---:|' * 4}"
     for function in (Function.SILU, Function.GELU):
-        exact = reference(x, function)
-        error = np.abs(apply(bits, function).view(np.float32) - exact) / np.maximum(np.abs(exact), 2.0**-126)
-        worst = int(error.argmax())
-        yield f"| {function.name} | {len(x)} | {error[worst]:.2e} | {x[worst]:.6g} | {error[worst] * 2**8:.3f} |"
+        count, largest, at = 0, -1.0, 0.0
+        for bits in _patterns(step, dense):
+            x = bits.view(np.float32).astype(np.float64)
+            exact = reference(x, function)
+            error = np.abs(apply(bits, function).view(np.float32) - exact) / np.maximum(np.abs(exact), 2.0**-126)
+            worst = int(error.argmax())
+            count += len(bits)
+            if error[worst] > largest:
+                largest, at = float(error[worst]), float(x[worst])
+        yield f"| {function.name} | {count} | {largest:.2e} | {at:.6g} | {largest * 2**8:.3f} |"
 
 
 def _checked_input(tokens: int, layers: Sequence[int]) -> tuple["Llama", NDArray[np.int64]]:
@@ -314,6 +327,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--step", type=int, default=4093, help="look at one binary32 pattern of so many (default: %(default)s)"
     )
+    parser.add_argument(
+        "--dense", type=int, metavar="STEP", help="the same from 2^-8 to 128 (default: a sixteenth of --step)"
+    )
     parser.add_argument("--tokens", type=int, default=200, help="tokens of the sample text (default: %(default)s)")
     parser.add_argument(
         "--layers", type=int, nargs="*", default=[0, 11, 29], help="layers (default: 0 11 29; none: functions alone)"
@@ -321,12 +337,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.step < 1:
         parser.error(f"--step must be at least 1, not {options.step}")
+    if options.dense is not None and options.dense < 1:
+        parser.error(f"--dense must be at least 1, not {options.dense}")
     try:
         given = _checked_input(options.tokens, options.layers) if options.layers else None
     except (ValueError, OSError, ImportError) as error:
         print(f"model.ppu: {error}", file=sys.stderr)
         return 2
-    for line in _function_errors(options.step):
+    for line in _function_errors(options.step, options.dense or max(options.step // 16, 1)):
         print(line)
     if given is not None:
         print()

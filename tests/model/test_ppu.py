@@ -121,10 +121,24 @@ def test_command_prints_the_errors(capsys):
     with pytest.raises(SystemExit):
         main(["--step", "0"])
     assert "--step must be at least 1, not 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--dense", "0"])
+    assert "--dense must be at least 1, not 0" in capsys.readouterr().err
+
+
+def test_patterns_are_all_finite_ones_in_the_steps_that_are_asked_for():
+    given = np.concatenate(list(ppu._patterns(1 << 21, 1 << 19)))
+    assert np.isfinite(given.view(np.float32)).all()
+    for sign in (0, 1 << 31):
+        own = np.sort(given[given & 1 << 31 == sign] ^ sign).astype(np.int64)
+        dense = (own >= 0x3B800000) & (own < 0x43000000)
+        assert set(np.diff(own[dense])) == {1 << 19}
+        assert set(np.diff(own[own < 0x3B800000])) == set(np.diff(own[own >= 0x43000000])) == {1 << 21}
+        assert (own[0], own[-1]) == (0, 0x7F800000 - (1 << 21))
 
 
 def test_command_compares_with_the_software(capsys, monkeypatch):
-    monkeypatch.setattr(ppu, "_function_errors", lambda step: [])
+    monkeypatch.setattr(ppu, "_function_errors", lambda step, dense: [])
     assert main(["--tokens", "20", "--layers", "1"]) == 0
     rows = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| 1 ")]
     assert [row[0] for row in rows] == ["1 qkv", "1 o", "1 gate_up", "1 down"]
