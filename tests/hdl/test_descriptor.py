@@ -627,7 +627,12 @@ QUEUE_BUGS = {
     "end of a refused read is not seen": [("~self.word.valid | self.word.payload.last", "self.word.payload.last")],
     "end taken before the words": [("~self.word.valid | self.word.payload.last", "1")],
     "status lost": [("status.eq(self.done.payload)", "status.eq(0)")],
-    "check not waited for": [('m.next = "check"', 'm.next = "start"')],
+    "check not waited for": [
+        (
+            'm.d.sync += status.eq(self.done.payload)\n                    m.next = "check"',
+            'm.d.sync += status.eq(self.done.payload)\n                    m.next = "start"',
+        )
+    ],
     "words in one place": [("raw.word_select(i, config.data_width)", "raw.word_select(0, config.data_width)")],
     "beyond is read": [("bad.eq(beyond)", "bad.eq(0)")],
     "enable ignored": [("self.enable & (fetched", "(fetched")],
