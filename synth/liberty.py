@@ -146,6 +146,12 @@ class Library:
         return min((cell.area for cell in self._usable() if cell.computes(_NAND2, 2)), default=None)
 
     @property
+    def inverter(self) -> Cell:
+        """The smallest inverter; there is one in every library that :meth:`check` lets pass."""
+        inverters = (cell for cell in self._usable() if cell.computes(_INVERTER, 1))
+        return min(inverters, key=lambda cell: (cell.area, cell.name))
+
+    @property
     def costly_flip_flops(self) -> list[str]:
         """Plain flip-flops that cost more than the smallest one that inverts and an inverter, if there is such."""
         cells = [cell for cell in self._usable() if cell.inverts is not None]

@@ -47,10 +47,12 @@ RECIPES = {
     "area": "".join(map(_MAP.format, (" -m", "", " -m"))),
     "plain": "",
     # Scripts that restructure more make ripple adders of prefix adders.
-    "speed": "strash;&get -n;&nf;&put;topo;buffer -p;topo;upsize{D};dnsize{D}",
+    "speed": "strash;&get -n;&dch -f;&nf;&put;topo;buffer -p;topo;upsize{D};dnsize{D}",
 }
 """ABC scripts by name: ``area``, the default, gives smaller results than Yosys' own, ``plain`` (docs/area.md); ``speed`` keeps the structure of
 adders, buffers nets with many loads and sizes cells (docs/timing.md)."""
+_PREFIX_ADDERS = {"speed": "+/choices/sklansky.v"}
+"""Yosys' maps of carry lookahead by recipe; without one, it is Brent and Kung's."""
 
 _TIMEOUT = 3600.0
 _PYOSYS = "import sys; from pyosys import libyosys as ys; ys.run_pass('script ' + sys.argv[1], ys.Design())"
@@ -207,6 +209,7 @@ def fine(top: str, *, hierarchical: bool, recipe: str = "area", adders: bool = F
 def _synth(top: str, hierarchical: bool, recipe: str, adders: bool) -> str:
     options = [*([] if hierarchical else ["-flatten"]), *(["-noabc"] if RECIPES[recipe] else [])]
     options += ["-extra-map", "adders.v"] if adders else []
+    options += ["-extra-map", _PREFIX_ADDERS[recipe]] if recipe in _PREFIX_ADDERS else []
     return " ".join(["synth", *options, "-top", top])
 
 
@@ -223,6 +226,8 @@ def back(
     Flip-flops of ``avoid`` are not taken. Cells are sized for logic of ``period`` picoseconds, or to be as fast as they can.
     """
     abc = RECIPES[recipe].replace("{D}", f" -D {period:g}" if period else "")
+    # To ABC, registers and full adders drive any load at once, so it would put no buffers behind them.
+    mapping = "abc -liberty mapping.lib" + (" -constr drivers.txt" if recipe == "speed" else "")
     return _script(
         [
             *(["read_liberty -lib cells.lib"] if adders else []),
@@ -231,7 +236,7 @@ def back(
             # Inverters that nobody needs any more must not become buffers around ABC.
             "opt_clean",
             " ".join(["dfflibmap", *(f"-dont_use {name}" for name in avoid), "-liberty cells.lib"]),
-            f"abc -liberty mapping.lib -script +{abc.replace(' ', ',')}" if abc else "abc -liberty mapping.lib",
+            f"{mapping} -script +{abc.replace(' ', ',')}" if abc else mapping,
             "opt_clean",
             "tee -q -o stat.json stat -json -liberty cells.lib",
             "write_json mapped.json",
@@ -327,6 +332,7 @@ def synthesise(
         _write(folder / "cells.lib", prepared.cells)
         # Yosys' own ABC script looks at delays.
         _write(folder / "mapping.lib", prepared.mapping if recipe == "area" else prepared.text)
+        _write(folder / "drivers.txt", f"set_driving_cell {prepared.library.inverter.name}\n")
         if adder is not None:
             _write(folder / "adders.v", adder_techmap(adder))
         run_yosys(front(top, edits=edits, **shape), folder, tool, step="front")
