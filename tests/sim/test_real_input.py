@@ -19,7 +19,7 @@ def language_model():
         ("vmac-slots", 11, "qkv", ["AutoFP2", "NVFP4", "AutoFP6"]),
         ("vmac-slots", 11, "down", ["AutoFP2", "NVFP4", "AutoFP6"]),
         ("vmac-inplace-exponent", 0, "o", ["AutoFP2", "NVFP4", "AutoFP6"]),
-        ("vmac-slots-lanes-64", 2, "gate_up", ["AutoFP2", "NVFP4", "AutoFP6"]),
+        pytest.param("vmac-slots-lanes-64", 2, "gate_up", ["AutoFP2", "NVFP4", "AutoFP6"], marks=pytest.mark.campaign),
         ("vmac-none-group", 11, "qkv", ["AutoFP2", "NVFP4"]),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
