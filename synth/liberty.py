@@ -16,7 +16,6 @@ __all__ = [
     "FullAdder",
     "LibertyError",
     "Library",
-    "group_texts",
     "groups_of",
     "load",
     "mapping_text",
@@ -398,9 +397,3 @@ def groups_of(text: str, kind: str) -> Iterator[tuple[str, int, int]]:
         if not (text[match.start() - 1].isalnum() or text[match.start() - 1] == "_"):
             place = _end(text, place)
             yield match[1].strip().strip('"'), match.start(), place
-
-
-def group_texts(text: str, kind: str) -> Iterator[tuple[str, str]]:
-    """Yield name and content of all groups of a kind in a text without comments."""
-    for name, start, end in groups_of(text, kind):
-        yield name, text[text.index("{", start) + 1 : end - 1]

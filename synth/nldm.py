@@ -4,11 +4,11 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
-from synth.liberty import LibertyError, group_texts
+from synth.liberty import LibertyError
+from synth.liberty_tree import Group, cell_groups, library_group
 
 __all__ = ["Arc", "Table", "TimedCell", "time_unit", "timed_cells"]
 
@@ -96,29 +96,6 @@ class TimedCell:
     arcs: list[Arc] = field(default_factory=list)
 
 
-_TOKEN = re.compile(
-    r'(?P<name>\w+)\s*(?::\s*(?P<value>"[^"]*"|[^;\n}]+)|\((?P<arguments>[^(){}]*)\)\s*(?P<open>\{)?)|(?P<close>\})'
-)
-
-Group = dict[str, Any]
-
-
-def _parse(text: str) -> Group:
-    """Return a group: attributes by name, groups inside as lists of (name, group) under ``{kind}``."""
-    root: Group = {}
-    stack = [root]
-    for token in _TOKEN.finditer(text):
-        if token["close"]:
-            stack.pop()
-        elif token["open"]:
-            inner: Group = {}
-            stack[-1].setdefault(f"{{{token['name']}}}", []).append((token["arguments"].strip(' "'), inner))
-            stack.append(inner)
-        else:
-            stack[-1][token["name"]] = (token["value"] or token["arguments"] or "").strip(' "')
-    return root
-
-
 def _numbers(text: str) -> list[float]:
     return [float(number) for number in re.findall(r"[-+\d.][-+\d.eE]*", text)]
 
@@ -131,13 +108,13 @@ class _Units:
     capacitance: float
     templates: dict[str, Group]
 
-    def table(self, name: str, group: Group, wanted: tuple[str, str], y_unit: float) -> Table:
+    def table(self, group: Group, wanted: tuple[str, str], y_unit: float) -> Table:
         """Return a table with axes in the wanted order."""
-        template = self.templates.get(name, {})
+        template = self.templates.get(group.name, Group("")).attributes
         variables = [template.get(f"variable_{k}", "") for k in (1, 2)]
-        axes = [_numbers(group.get(f"index_{k}") or template.get(f"index_{k}") or "0") for k in (1, 2)]
-        values = np.array(_numbers(group["values"]), float)
-        if name == "scalar" or len(values) == 1:
+        axes = [_numbers(group.attributes.get(f"index_{k}") or template.get(f"index_{k}") or "0") for k in (1, 2)]
+        values = np.array(_numbers(group.attributes["values"]), float)
+        if group.name == "scalar" or len(values) == 1:
             axes = [[0.0], [0.0]]
         elif len(values) == len(axes[0]):
             axes[1] = [0.0]
@@ -152,12 +129,14 @@ _PREFIX = {"f": 1e-3, "p": 1.0, "n": 1e3, "u": 1e6}
 
 
 def _units_of(text: str) -> _Units:
-    head = re.sub(r"\s|\"", "", text[: text.find("cell_rise")])
-    time = re.search(r"time_unit:([\d.]+)([fpnu])s", head)
-    load = re.search(r"capacitive_load_unit\(([\d.]+),([fpnu])f\)", head.lower())
+    library = library_group(text)
+    time = re.fullmatch(r"([\d.]+)([fpnu])s", library.attributes.get("time_unit", ""))
+    load = re.fullmatch(
+        r"([\d.]+),([fpnu])f", re.sub(r"\s|\"", "", library.attributes.get("capacitive_load_unit", "").lower())
+    )
     if time is None or load is None:
         raise LibertyError("a Liberty file must have time_unit and capacitive_load_unit for timing")
-    templates = {name: _parse(body) for name, body in group_texts(text, "lu_table_template")}
+    templates = {template.name: template for template in library.all("lu_table_template")}
     picoseconds = float(time[1]) * _PREFIX[time[2]]
     return _Units(picoseconds, 1e3 * float(load[1]) * _PREFIX[load[2]], templates)
 
@@ -179,23 +158,20 @@ def timed_cells(text: str, names: Iterable[str]) -> dict[str, TimedCell]:
     """
     if "cell_rise" not in text:
         raise LibertyError("a Liberty file must have delays of its cells for timing, this one has none")
-    units, wanted = _units_of(text), set(names)
-    cells: dict[str, TimedCell] = {}
-    for name, body in group_texts(text, "cell"):
-        if name in wanted:
-            cells[name] = _cell(_parse(body), units)
-    return cells
+    units = _units_of(text)
+    return {name: _cell(group, units) for name, group in cell_groups(text, names).items()}
 
 
 def _cell(group: Group, units: _Units) -> TimedCell:
     cell = TimedCell()
     merged: dict[tuple[str, ...], Arc] = {}
-    for pin, content in group.get("{pin}", []):
-        if content.get("direction") == "input":
-            both = [content.get(f"{edge}_capacitance", content.get("capacitance", 0)) for edge in EDGES]
-            cell.capacitances[pin] = (units.capacitance * float(both[0]), units.capacitance * float(both[1]))
-        for _, timing in content.get("{timing}", []):
-            for arc in _arcs(pin, timing, units):
+    for pin in group.all("pin"):
+        if pin.attributes.get("direction") == "input":
+            either = pin.attributes.get("capacitance", "0")
+            both = [units.capacitance * float(pin.attributes.get(f"{edge}_capacitance", either)) for edge in EDGES]
+            cell.capacitances[pin.name] = (both[0], both[1])
+        for timing in pin.all("timing"):
+            for arc in _arcs(pin.name, timing, units):
                 key = (arc.kind, arc.source, arc.target, arc.source_edge, arc.target_edge)
                 known = merged.get(key)
                 if known is not None:
@@ -208,20 +184,17 @@ def _cell(group: Group, units: _Units) -> TimedCell:
 
 
 def _arcs(pin: str, timing: Group, units: _Units) -> Iterator[Arc]:
-    kind = _KINDS.get(timing.get("timing_type", "combinational"))
-    sense = timing.get("timing_sense", "non_unate")
-    for source in timing.get("related_pin", "").split():
+    kind = _KINDS.get(timing.attributes.get("timing_type", "combinational"))
+    sense = timing.attributes.get("timing_sense", "non_unate")
+    for source in timing.attributes.get("related_pin", "").split():
         for edge in EDGES:
-            if kind == "setup" and f"{{{edge}_constraint}}" in timing:
-                [(name, group), *_] = timing[f"{{{edge}_constraint}}"]
+            constraint, delay, slew = map(timing.first, (f"{edge}_constraint", f"cell_{edge}", f"{edge}_transition"))
+            if kind == "setup" and constraint:
                 axes = ("constrained_pin_transition", "related_pin_transition")
-                yield Arc("setup", source, pin, "rise", edge, units.table(name, group, axes, units.time))
-            elif kind in ("delay", "clock") and f"{{cell_{edge}}}" in timing:
+                yield Arc("setup", source, pin, "rise", edge, units.table(constraint, axes, units.time))
+            elif kind in ("delay", "clock") and delay and slew:
                 axes = ("input_net_transition", "total_output_net_capacitance")
-                tables = [
-                    units.table(name, group, axes, units.capacitance)
-                    for name, group in (timing[f"{{{which}}}"][0] for which in (f"cell_{edge}", f"{edge}_transition"))
-                ]
+                tables = [units.table(group, axes, units.capacitance) for group in (delay, slew)]
                 other = EDGES[edge == "rise"]
                 senses = {"positive_unate": (edge,), "negative_unate": (other,)}.get(sense, EDGES)
                 for source_edge in ("rise",) if kind == "clock" else senses:
