@@ -77,6 +77,12 @@ class LlamaConfig:
             "down": (self.width, self.hidden),
         }
 
+    @property
+    def fused_rows(self) -> dict[str, tuple[int, ...]]:
+        """Rows of the matrices that a projection is made of, such as those of q, k and v."""
+        q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
+        return {"qkv": (q, kv, kv), "o": (self.width,), "gate_up": (self.hidden,) * 2, "down": (self.width,)}
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -200,10 +206,7 @@ class Weights(Mapping[str, Float]):
             unknown.discard(name)
             return name, turned
 
-        width, hidden = config.width, config.hidden
-        q, kv = config.heads * config.head_size, config.kv_heads * config.head_size
-        shapes = {"q": (q, width), "k": (kv, width), "v": (kv, width), "o": (width, q)}
-        shapes |= {"gate": (hidden, width), "up": (hidden, width), "down": (width, hidden)}
+        width = config.width
         table = (config.vocabulary, width)
         for name in ("embedding", "norm"):
             self._parts[name] = [part(top[name], table if name == "embedding" else (width,))]
@@ -212,7 +215,10 @@ class Weights(Mapping[str, Float]):
             for norm in ("attention_norm", "ffn_norm"):
                 self._parts[f"{layer}.{norm}"] = [part(layer_name(layer, norm), (width,))]
             for name, fused in _FUSED.items():
-                self._parts[f"{layer}.{name}"] = [part(layer_name(layer, n), shapes[n], n in "qk") for n in fused]
+                rows, k = config.fused_rows[name], config.shapes[name][1]
+                self._parts[f"{layer}.{name}"] = [
+                    part(layer_name(layer, one), (n, k), one in "qk") for one, n in zip(fused, rows, strict=True)
+                ]
         if unknown:
             raise ValueError(f"the checkpoint must have only tensors of a plain Llama, not {min(unknown)}")
 

@@ -20,7 +20,7 @@ from model.memory import pack_masks, pack_nibbles, pack_offsets, unpack_masks, u
 from model.safetensors_file import SafetensorsFile, SafetensorsWriter
 from model.vmac import SUBGROUP, SUBGROUPS, check_choice
 
-__all__ = ["VERSION", "Entry", "Package", "Plain", "Writer"]
+__all__ = ["VERSION", "Entry", "Package", "Plain", "Writer", "pack_rows"]
 
 FORMAT, VERSION = "autofp-package", "1"
 """What the metadata of a package says; readers refuse other versions."""
@@ -189,7 +189,7 @@ class Writer:
         self._write(f"{name}.codes", pack_nibbles(base.codes))
         self._write(f"{name}.scales", base.scales)
         self._write(f"{name}.mask", pack_masks(tensor.mask))
-        self._write(f"{name}.offsets", _pack_rows(tensor.offsets, tensor.mask, self._bits))
+        self._write(f"{name}.offsets", pack_rows(tensor.offsets, tensor.mask, self._bits))
 
     def add_plain(self, name: str, array: NDArray[np.float32]) -> None:
         """Write a tensor as it is; raises like :meth:`add`, also if it is not finite."""
@@ -209,7 +209,7 @@ def _check_mask(name: str, mask: NDArray[np.bool_], slots: int) -> None:
         raise ValueError(f"mask of {name} must have at most {slots} subgroups in a group, not {most}")
 
 
-def _pack_rows(offsets: NDArray[np.int8], mask: NDArray[np.bool_], bits: int) -> NDArray[np.uint8]:
+def pack_rows(offsets: NDArray[np.int8], mask: NDArray[np.bool_], bits: int) -> NDArray[np.uint8]:
     """Pack the offsets (N, Kp) of the subgroups that the mask of all rows marks; a subgroup takes ``bits / 2`` bytes."""
     rows = len(offsets)
     chosen = offsets.reshape(rows, -1, SUBGROUP)[:, mask].reshape(-1)

@@ -21,7 +21,7 @@ from model.llm import PROJECTIONS, layer_tensors, load
 from sim.axi_memory import Timing
 from sim.driver import MEMORY, MEMORY_LIMIT, Accelerator
 from sim.expected import expected, models, unit, verify
-from sim.gemm import layer_products
+from sim.gemm import Product, layer_products
 from sim.image import REFINED, plan, plans, product_bytes
 from sim.longer_k import extended, mask_bits
 from sim.product import NAMES, AcceleratorError, Batch, Gemm, GroupsOf, NumbersOf, Post, Result, Step, processing
@@ -40,7 +40,9 @@ __all__ = [
     "NumbersOf",
     "Post",
     "Result",
+    "Row",
     "Step",
+    "checked",
     "expected",
     "extended",
     "main",
@@ -219,12 +221,23 @@ def layer_rows(
     for name in projections:
         w, x = layer_tensors(model, layer, name)
         for product in layer_products(accelerator.config, w, x[:tokens]):
-            mode = next(mode for mode, text in NAMES.items() if text == product.mode)
-            sums, status = gemm.product(accelerator.config, mode, product.a, product.w)
-            worst = float(np.abs(sums - product.exact / product.unit).max())
-            if worst > product.allowed or status:
-                raise AcceleratorError(f"{name} in {product.mode}: sums are off by {worst} units, status {status}")
-            yield measure(accelerator, name, Gemm(product.a, product.w, mode, out))
+            yield checked(accelerator, name, product, out)
+
+
+def checked(accelerator: Accelerator, name: str, product: Product, out: Literal["raw", "fp32"] = "raw") -> Row:
+    """Run a product of quantised tensors alone, and compare it with the model and with the product of the dequantised tensors.
+
+    Raises
+    ------
+    AcceleratorError
+        A sum is not that of the model, or is farther from the product of the dequantised tensors than rounding allows.
+    """
+    mode = next(mode for mode, text in NAMES.items() if text == product.mode)
+    sums, status = gemm.product(accelerator.config, mode, product.a, product.w)
+    worst = float(np.abs(sums - product.exact / product.unit).max())
+    if worst > product.allowed or status:
+        raise AcceleratorError(f"{name} in {product.mode}: sums are off by {worst} units, status {status}")
+    return measure(accelerator, name, Gemm(product.a, product.w, mode, out))
 
 
 def shape_rows(accelerator: Accelerator, shapes: Sequence[tuple[int, int, int]], seed: int) -> Iterator[Row]:

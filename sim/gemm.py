@@ -22,7 +22,7 @@ from sim.harness import BulkHarness
 from sim.runner import SimulationError
 from sim.tiles import MODES, command_word, entry_words
 
-__all__ = ["Gemm", "GemmError", "GemmResult", "Product", "layer_products", "main", "operands_of"]
+__all__ = ["Gemm", "GemmError", "GemmResult", "Product", "layer_products", "main", "operands_of", "stored_products"]
 
 RESET_ROWS = 2
 MARGIN = 16
@@ -385,14 +385,30 @@ def layer_products(
 
     ``density`` is the share of weight subgroups that AutoFP6 refines.
     """
+    weights = block_scaled.quantize(w)
+    if config.refinement == "none":
+        yield from stored_products(config, weights, x)
+        return
+    slots = config.slots_per_block if config.refinement == "slots" else SUBGROUPS
+    mask = autofp6.select_weights(autofp6.subgroup_errors(w, weights), density, min(slots, OFFSET_BYTES))
+    yield from stored_products(config, autofp6.refine(w, weights, mask, step=config.step), x)
+
+
+def stored_products(
+    config: EngineConfig, w: BlockScaled | Refined, x: NDArray[np.float32], modes: Sequence[str] = MODES
+) -> Iterator[Product]:
+    """Quantise activations [M, K] for weights that are quantised already, for every mode of a configuration.
+
+    Weights that are not refined give no product in AutoFP6 mode.
+    """
 
     def plain(tensor: BlockScaled) -> BlockScaled:
         return dataclasses.replace(tensor, tensor_scale=np.float32(1))
 
-    weights = block_scaled.quantize(w)
+    weights = w.base if isinstance(w, Refined) else w
     lanes = config.lanes
-    steps = -(-w.shape[1] // lanes)
-    for mode in MODES[: 3 if config.refinement != "none" else 2]:
+    steps = -(-weights.codes.shape[1] // lanes)
+    for mode in modes:
         shared = 2 if mode == MODES[0] and config.scaling == "pair" else 1
         base = block_scaled.quantize(x, shared_groups=shared)
         a: BlockScaled | Refined = base
@@ -403,14 +419,13 @@ def layer_products(
             exact_b = autofp2.dequantize(plain(weights), config.scaling, c=1)
             unit, allowed = unit * 2.0**config.window_shift, 0.5 * steps
         elif mode == MODES[2]:
+            if not isinstance(w, Refined) or config.refinement == "none":
+                continue
             slots = config.slots_per_block if config.refinement == "slots" else SUBGROUPS
-            most = min(slots, OFFSET_BYTES)
-            mask = autofp6.select_weights(autofp6.subgroup_errors(w, weights), density, most)
-            chosen = autofp6.select_activations(autofp6.subgroup_errors(x, base), mask, 0.0, most)
-            b = refined_w = autofp6.refine(w, weights, mask, step=config.step)
-            a = refined_a = autofp6.refine(x, base, chosen, step=config.step)
-            exact_b = autofp6.dequantize(dataclasses.replace(refined_w, base=plain(weights)))
-            exact_a = autofp6.dequantize(dataclasses.replace(refined_a, base=plain(base)))
+            chosen = autofp6.select_activations(autofp6.subgroup_errors(x, base), w.mask, 0.0, min(slots, OFFSET_BYTES))
+            b, a = w, autofp6.refine(x, base, chosen, step=config.step)
+            exact_b = autofp6.dequantize(dataclasses.replace(w, base=plain(weights)))
+            exact_a = autofp6.dequantize(dataclasses.replace(a, base=plain(base)))
         exact = exact_a.astype(np.float64) @ exact_b.astype(np.float64).T
         yield Product(mode, operands_of(a, lanes), operands_of(b, lanes), exact, unit, allowed)
 
