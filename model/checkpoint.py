@@ -395,7 +395,7 @@ def _file(path: Path) -> Path:
 def _json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(_file(path).read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} must be JSON, not {path}: {error}") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path.name} must hold an object, not {path}")

@@ -22,7 +22,7 @@ from model.nvfp4_layouts import LAYOUTS, Layout
 from model.package import Package, pack_rows
 from model.safetensors_file import SafetensorsWriter
 
-__all__ = ["FORMATS", "IMAGE_VERSION", "export", "main"]
+__all__ = ["FORMATS", "IMAGE_VERSION", "export", "folder_config", "image_arrays", "main"]
 
 Progress = Callable[[str], None]
 
@@ -160,7 +160,7 @@ def _checkpoint(package: Package, layout: Layout, folder: Path, progress: Progre
                 part = BlockScaled(base.codes[rows], base.scales[rows], base.tensor_scale, base.length)
                 for name, array in layout.arrays(module, part).items():
                     file.write(name, array)
-    content = _folder_config(config, tied="head" not in package.plain_shapes)
+    content = folder_config(config, tied="head" not in package.plain_shapes)
     section = layout.configuration(["lm_head"])
     _write_json(folder / "config.json", content | {"quantization_config": section})
     if layout.name == "modelopt":
@@ -188,7 +188,8 @@ def _row_slices(config: LlamaConfig, name: str) -> list[slice]:
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def _folder_config(config: LlamaConfig, tied: bool) -> dict[str, Any]:
+def folder_config(config: LlamaConfig, tied: bool) -> dict[str, Any]:
+    """Return what ``config.json`` says of a model without quantisation."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

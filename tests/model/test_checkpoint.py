@@ -113,7 +113,7 @@ def test_a_missing_file_is_named(tmp_path, name):
         read(folder)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xff"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xff", b"[" * 100_000])
 def test_a_damaged_configuration_is_named(tmp_path, content):
     folder = write_folder(tmp_path / "tiny", folder_tensors(tiny_tensors()))
     (folder / "config.json").write_bytes(content)
