@@ -17,6 +17,9 @@ _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _LONGEST = 1 << 24
 """Most items of an array: vocabularies have some hundred thousand."""
 
+_AT_ONCE = 1 << 20
+"""Items of a tensor that are dequantised at once, which takes several times their space."""
+
 
 class GgufFile:
     """A GGUF file, whose tensors are read when they are asked for.
@@ -64,7 +67,7 @@ class GgufFile:
                 t.name: (t.tensor_type, t.data.dtype, t.data.shape, t.data_offset, t.n_bytes)
                 for t in reader.tensors
             }
-            shapes = {t.name: tuple(int(size) for size in reversed(t.shape)) for t in reader.tensors}
+            self._sizes = shapes = {t.name: tuple(int(size) for size in reversed(t.shape)) for t in reader.tensors}
             # NVFP4 matrices have their tensor scale beside them, and static scales of their inputs, which are not needed.
             self._scales = {f"{name.removesuffix('.scale')}.weight": name for name in shapes if name.endswith(".scale")}
             apart = {name for name in self._scales.values() if math.prod(shapes[name]) == 1}
@@ -92,26 +95,34 @@ class GgufFile:
         ValueError
             Its type is not one that can be dequantised, or a scale is not a number.
         """
-        array = self._dequantised(name).reshape(self.shapes[name])
+        array = self._dequantised(name)
         if name in self._scales:
-            array = array * self._dequantised(self._scales[name]).reshape(())
+            with np.errstate(over="ignore", invalid="ignore"):
+                array *= self._dequantised(self._scales[name]).reshape(())
         return array
 
     def _dequantised(self, name: str) -> Float:
         from gguf import GGMLQuantizationType, quants
 
         kind, dtype, shape, offset, _ = self._tensors[name]
-        data = np.fromfile(self.path, dtype, math.prod(shape), offset=offset).reshape(shape)
-        # The package takes a scale that is not a number for one.
-        if kind == GGMLQuantizationType.NVFP4 and (data.reshape(-1, 36)[:, :4] >= 0x7F).any():
-            raise ValueError(f"scales of tensor {name} must be from 0x00 to 0x7e")
-        if kind == GGMLQuantizationType.MXFP4 and (data.reshape(-1, 17)[:, 0] == 0xFF).any():
-            raise ValueError(f"scales of tensor {name} must be from 0x00 to 0xfe")
-        try:
-            with np.errstate(over="ignore", invalid="ignore"):
-                return np.ascontiguousarray(quants.dequantize(data, kind), dtype=np.float32)
-        except NotImplementedError:
-            raise ValueError(f"type of tensor {name} must be one that gguf dequantises, not {kind.name}") from None
+        *rows, width = shape
+        count, step = math.prod(rows), max(_AT_ONCE // width, 1)
+        array = np.empty(self._sizes[name], np.float32)
+        flat = array.reshape(count, -1)
+        for first in range(0, count, step):
+            many = min(step, count - first)
+            data = np.fromfile(self.path, dtype, many * width, offset=offset + first * width * dtype.itemsize)
+            # The package takes a scale that is not a number for one.
+            if kind == GGMLQuantizationType.NVFP4 and (data.reshape(-1, 36)[:, :4] >= 0x7F).any():
+                raise ValueError(f"scales of tensor {name} must be from 0x00 to 0x7e")
+            if kind == GGMLQuantizationType.MXFP4 and (data.reshape(-1, 17)[:, 0] == 0xFF).any():
+                raise ValueError(f"scales of tensor {name} must be from 0x00 to 0xfe")
+            try:
+                with np.errstate(over="ignore", invalid="ignore"):
+                    flat[first : first + many] = quants.dequantize(data.reshape(many, width), kind)
+            except NotImplementedError:
+                raise ValueError(f"type of tensor {name} must be one that gguf dequantises, not {kind.name}") from None
+        return array
 
 
 class _Walk:

@@ -128,7 +128,7 @@ def table(found: dict[str, Any]) -> str:
 
 
 def picture(found: dict[str, Any]) -> str:
-    """Draw a report as SVG: histogram of scales, refined share of each layer, places of refined subgroups.
+    """Draw a report as SVG: histogram of scales, how full groups are in each layer, places of refined subgroups.
 
     Raises
     ------
@@ -140,6 +140,7 @@ def picture(found: dict[str, Any]) -> str:
         from matplotlib.figure import Figure
     except ModuleNotFoundError:
         raise ModuleNotFoundError("the picture needs the package matplotlib: pip install matplotlib") from None
+    slots = int(found["package"]["slots"])
     kinds: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     for name, row in found["matrices"].items():
         layer, _, kind = name.partition(".")
@@ -152,13 +153,19 @@ def picture(found: dict[str, Any]) -> str:
             rows = sorted(kinds[kind], key=lambda item: item[0])
             counts = np.sum([row["scales"] for _, row in rows], axis=0)
             left.stairs(100 * counts / counts.sum(), np.arange(_SCALES + 1) - 0.5, label=kind)
-            middle.plot([layer for layer, _ in rows], [100 * row["share"] for _, row in rows], "o-", ms=3, label=kind)
+            groups = [row["masks"]["groups_by_refined"] for _, row in rows]
+            full = [100 * sum(counts[slots:]) / sum(counts) for counts in groups]
+            share = 100 * np.mean([row["share"] for _, row in rows])
+            middle.plot([layer for layer, _ in rows], full, "o-", ms=3, label=f"{kind}, {share:.1f} % refined")
             positions = np.sum([row["masks"]["refined_by_position"] for _, row in rows], axis=0)
-            share = 100 * positions / max(positions.sum(), 1)
-            right.bar(np.arange(SUBGROUPS) + 0.8 * place / len(order) - 0.3, share, 0.8 / len(order), label=kind)
+            percent = 100 * positions / max(positions.sum(), 1)
+            right.bar(np.arange(SUBGROUPS) + 0.8 * place / len(order) - 0.3, percent, 0.8 / len(order), label=kind)
+        present = np.flatnonzero(found["total"]["scales"])
         left.set(title="group scales", xlabel="B", ylabel="% of groups", xticks=np.arange(8, _SCALES, 16))
+        left.set_xlim(present[0] - 4, present[-1] + 4)
         left.set_xticklabels([f"$2^{{{byte // 8 - 7}}}$" for byte in range(8, _SCALES, 16)])
-        middle.set(title="refined subgroups", xlabel="layer", ylabel="% of subgroups", ylim=(0, None))
+        middle.set(title=f"groups with {slots} refined subgroups", xlabel="layer", ylabel="% of groups", ylim=(0, None))
+        middle.legend(frameon=False)
         right.set(
             title="places of refined subgroups", xlabel="subgroup of a group", ylabel="% of them", xticks=range(4)
         )

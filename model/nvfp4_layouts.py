@@ -87,7 +87,8 @@ class Layout:
         if not (np.isfinite(scale) and scale > 0):
             raise ValueError(f"tensor {module}.{self.scale} must be positive and finite, not {scale}")
         decoded = E4M3.decode(scales)
-        with np.errstate(over="ignore"):
+        # What overflows is refused as not finite by who asked for it.
+        with np.errstate(over="ignore", invalid="ignore"):
             steps = decoded / scale if self.divides else decoded * scale
             return E2M1.decode(unpack_nibbles(codes)) * np.repeat(steps, GROUP, axis=1)
 

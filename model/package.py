@@ -30,6 +30,8 @@ _DIGEST = re.compile(rb'"checksum":"([0-9a-f]{64})"')
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 _UNKNOWN = "0" * 64
 """Stands in for a checksum until it is known."""
+_LARGEST = float(np.finfo(np.float32).max) / (8 * 448)
+"""Largest T that leaves every element finite."""
 
 
 @dataclass(frozen=True)
@@ -310,6 +312,9 @@ class Package:
         for name, wanted in tensors.items():
             if held.get(name) != wanted:
                 raise ValueError(f"type and shape of tensor {name} must be {wanted}, not {held.get(name)}")
+        for name in (*self.entries, *held):
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"names must be words with dots between them, not {name!r}")
         self.plain_shapes = {name: shape for name, (_, shape) in held.items() if name not in tensors}
         for name in self.plain_shapes:
             if held[name][0] != "F32":
@@ -350,6 +355,8 @@ class Package:
             if int(mask.sum()) != entry.refined:
                 raise ValueError(f"mask must mark {entry.refined} subgroups, not {int(mask.sum())}")
             _check_mask(name, mask, self.slots)
+            if not float(parts["tensor_scale"]) <= _LARGEST:
+                raise ValueError(f"tensor_scale must be at most {_LARGEST:.3e}, not {float(parts['tensor_scale']):.3e}")
             base = BlockScaled(
                 unpack_nibbles(parts["codes"]), parts["scales"], np.float32(parts["tensor_scale"]), entry.shape[1]
             )
@@ -378,7 +385,7 @@ class Package:
 
     def _tensor(self, name: str) -> NDArray:
         array = self._file.read(name)
-        if hashlib.sha256(array.tobytes()).hexdigest() != self.checksums[name]:
+        if hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest() != self.checksums[name]:
             raise ValueError(f"tensor {name} of {self.path} does not fit its checksum")
         return array
 

@@ -167,7 +167,7 @@ class SafetensorsWriter:
         self._file.write(header)
         return self
 
-    def write(self, name: str, array: NDArray) -> bytes:
+    def write(self, name: str, array: NDArray) -> memoryview:
         """Write a tensor and return its bytes; 8-bit floating point is given as the bytes of its codes.
 
         Raises
@@ -182,7 +182,7 @@ class SafetensorsWriter:
             raise ValueError(
                 f"tensor {name!r} must be {np.dtype(_TYPES[kind])} of shape {shape}, not {array.dtype} of {array.shape}"
             )
-        data = array.tobytes()
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
         self._file.seek(self._start + self._entries[name]["data_offsets"][0])
         self._file.write(data)
         del self._missing[name]

@@ -119,7 +119,7 @@ class Row:
     seconds: float
 
     HEAD = (
-        f"{'name':9} {'M':>5} {'N':>5} {'K':>5} {'mode':8} {'tile':>8} {'segment':>7} {'tiles':>5} "
+        f"{'name':10} {'M':>5} {'N':>5} {'K':>5} {'mode':8} {'tile':>8} {'segment':>7} {'tiles':>5} "
         f"{'cycles':>9} {'predicted':>9} {'off %':>6} {'use %':>6} {'compared':>9} {'s':>6}"
     )
 
@@ -129,7 +129,7 @@ class Row:
         if self.predicted is not None:
             predicted = f"{self.predicted:>9} {100 * (self.predicted / self.cycles - 1):>6.2f}"
         return (
-            f"{self.name:9} {self.m:>5} {self.n:>5} {self.k:>5} {self.mode:8} {tile:>8} {self.segment:>7} {self.tiles:>5} "
+            f"{self.name:10} {self.m:>5} {self.n:>5} {self.k:>5} {self.mode:8} {tile:>8} {self.segment:>7} {self.tiles:>5} "
             f"{self.cycles:>9} {predicted} {100 * self.use:>6.1f} {self.compared:>9} {self.seconds:>6.1f}"
         )
 

@@ -126,7 +126,8 @@ def test_a_wrong_package_with_right_checksums_is_refused(tmp_path):
         (first, 0x7F, "scales must be from 0x00 to 0x7e, not 0x7f"),
         (last - 1, 0x80, "scales must be from 0x00 to 0x7e, not 0x80"),
         (mask, 0xFF, "mask must mark "),
-        (header["0.down.tensor_scale"]["data_offsets"][0] + 3, 0xFF, "tensor_scale must be positive and finite"),
+        (header["0.down.tensor_scale"]["data_offsets"][0] + 3, 0xBF, "tensor_scale must be positive and finite"),
+        (header["0.down.tensor_scale"]["data_offsets"][0] + 3, 0x7E, "tensor_scale must be at most 9.494e"),
         (header["norm"]["data_offsets"][0] + 2, 0xFF, ""),
     ):
         wrong = bytearray(data)
@@ -139,6 +140,15 @@ def test_a_wrong_package_with_right_checksums_is_refused(tmp_path):
         sample.path.write_bytes(wrong)
         with pytest.raises(ValueError, match=r"does not fit its checksum$"):
             list(Package(sample.path).verify())
+
+
+def test_names_that_are_paths_are_refused(tmp_path):
+    sample = samples(tmp_path)["package"]
+    data = sample.path.read_bytes()
+    for name in (b"../n", b"a..b", b"a/bc", b"/abc"):
+        sample.path.write_bytes(reseal(data.replace(b'"norm":{', b'"' + name + b'":{')))
+        with pytest.raises(ValueError, match=r"names must be words with dots between them, not '"):
+            Package(sample.path)
 
 
 def test_the_command_prints_a_table(tmp_path, capsys):
