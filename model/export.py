@@ -50,8 +50,8 @@ def export(package: Package, form: str, out: str | Path, *, progress: Progress =
 
     Raises
     ------
-    FileExistsError
-        ``out`` exists.
+    FileExistsError, FileNotFoundError
+        ``out`` exists, or the folder that it is to be in does not.
     ValueError
         ``form`` is unknown, the package is damaged, or it has something that the form cannot hold.
     """
@@ -68,6 +68,8 @@ def export(package: Package, form: str, out: str | Path, *, progress: Progress =
 def _new_folder(path: Path) -> Iterator[Path]:
     if path.exists():
         raise FileExistsError(f"out must not exist yet, not {path}")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"out must be in a folder that exists, not {path}")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     part.mkdir()
     try:

@@ -292,16 +292,16 @@ class Package:
             raise ValueError(f"format and version must be {FORMAT} {VERSION}, not {given[0]} {given[1]}")
         if self.metadata.get("checksum") != _digest(self._file.header):
             raise ValueError("the header does not fit its checksum")
-        self.step: Step = "exponent" if self.metadata.get("step") == "exponent" else "fixed"
-        self.bits, self.slots = (int(self.metadata.get(key, "")) for key in ("bits", "slots"))
-        _check_parameters(self.metadata.get("step", ""), self.bits, self.slots)
+        step, bits, slots = (self.metadata.get(key, "") for key in ("step", "bits", "slots"))
+        if not (bits.isascii() and bits.isdigit() and slots.isascii() and slots.isdigit()):
+            raise ValueError(f"bits and slots must be numbers, not {bits!r:.20} and {slots!r:.20}")
+        self.step: Step = "exponent" if step == "exponent" else "fixed"
+        self.bits, self.slots = int(bits[:9]), int(slots[:9])
+        _check_parameters(step, self.bits, self.slots)
         self.checksums: dict[str, str] = self._object("checksums", lambda value: isinstance(value, str))
         self.config: LlamaConfig | None = None
         if "config" in self.metadata:
-            try:
-                self.config = LlamaConfig(**self._object("config", lambda value: type(value) in (int, float)))
-            except TypeError as error:
-                raise ValueError(f"config of the metadata must be that of a Llama: {error}") from None
+            self.config = self._config()
         self.entries: dict[str, Entry] = {}
         tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
         for name, shape in self._object("matrices", _is_shape).items():
@@ -321,6 +321,13 @@ class Package:
                 raise ValueError(f"type of tensor {name} must be F32, not {held[name][0]}")
         if self.checksums.keys() != held.keys():
             raise ValueError("checksums of the metadata must name all tensors")
+
+    def _config(self) -> LlamaConfig:
+        content = self._object("config", lambda value: type(value) in (int, float))
+        kinds = {field.name: (int,) if field.type is int else (int, float) for field in dataclasses.fields(LlamaConfig)}
+        if content.keys() != kinds.keys() or any(type(content[name]) not in kind for name, kind in kinds.items()):
+            raise ValueError(f"config of the metadata must have {', '.join(kinds)}, each of its type")
+        return LlamaConfig(**content)
 
     def _object(self, key: str, right: Callable[[Any], bool]) -> dict[str, Any]:
         try:

@@ -195,8 +195,11 @@ class SafetensorsWriter:
             if kind is None:
                 self._finish()
         finally:
-            self._file.close()
-            self._part.unlink(missing_ok=True)
+            # What is still in a buffer may not fit the disk.
+            try:
+                self._file.close()
+            finally:
+                self._part.unlink(missing_ok=True)
 
     def _finish(self) -> None:
         if self._missing:

@@ -184,4 +184,6 @@ def test_what_a_form_cannot_hold_is_refused(tmp_path, seed):
         export(part, "compressed-tensors", tmp_path / "out")
     with pytest.raises(ValueError, match=r"^format must be one of image, modelopt, compressed-tensors, not 'gguf'$"):
         export(part, "gguf", tmp_path / "out")
+    with pytest.raises(FileNotFoundError, match=r"^out must be in a folder that exists, not .*/absent/out$"):
+        export(part, "image", tmp_path / "absent/out")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["part", "wide"]

@@ -151,6 +151,33 @@ def test_names_that_are_paths_are_refused(tmp_path):
             Package(sample.path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("bits", "two", "bits and slots must be numbers, not 'two' and '2'"),
+        ("bits", "3", "bits must be 2 or 4, not 3"),
+        ("slots", "5", "slots must be from 1 to 4, not 5"),
+        ("step", "other", "step must be one of fixed, exponent, not 'other'"),
+        ("config", '{"layers": 1}', "config of the metadata must have layers, width, "),
+        ("config", "[" * 100_000, "config of the metadata must be an object, not nested so deep"),
+        ("matrices", '{"0.o": [32, 32.0]}', "matrices of the metadata must be an object of the right values"),
+        ("matrices", '{"0.o": [33, 32]}', r"type and shape of tensor 0\.o\.codes must be "),
+        ("matrices", '{"1.o": [32, 32]}', r"type and shape of tensor 1\.o\.tensor_scale must be .*, not None"),
+        ("matrices", "{}", r"type of tensor 0\.\S+ must be F32, not (U8|F8_E4M3)"),
+    ],
+)
+def test_metadata_that_do_not_fit_are_refused(tmp_path, key, value, message):
+    sample = samples(tmp_path)["package"]
+    data = sample.path.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    header["__metadata__"][key] = value
+    text = json.dumps(header).encode()
+    sample.path.write_bytes(reseal(len(text).to_bytes(8, "little") + text + data[end:]))
+    with pytest.raises(ValueError, match=rf"^path must be a sound package, not .*: {message}"):
+        Package(sample.path)
+
+
 def test_the_command_prints_a_table(tmp_path, capsys):
     assert main(["--count", "3", "--kinds", "index", "config.json", "--json", str(tmp_path / "r.json")]) == 0
     lines = capsys.readouterr().out.splitlines()
