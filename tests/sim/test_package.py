@@ -7,7 +7,8 @@ import pytest
 
 from sim.image import Image
 from sim.package import main
-from tests.packages import CONFIG, refined_matrix, write_model, write_package
+from tests.packages import CONFIG, SIZES, refined_matrix, write_model, write_package
+from tests.tiny_llama import folder_tensors, tiny_tensors, write_folder
 
 
 @pytest.fixture
@@ -27,6 +28,18 @@ def test_a_layer_of_a_package_runs_in_every_mode(tmp_path, path, capsys):
         assert row["compared"] == row["m"] * row["n"]
     compared = 3 * 3 * sum(n for n, _ in CONFIG.shapes.values())
     assert capsys.readouterr().out.endswith(f"12 products, {compared} outputs, all equal to the model's\n")
+
+
+def test_activations_are_those_of_a_checkpoint(tmp_path, path, capsys):
+    folder = write_folder(tmp_path / "tiny", folder_tensors(tiny_tensors(sizes=SIZES), SIZES["size"]), sizes=SIZES)
+    arguments = [str(path), "--layer", "1", "--projections", "o", "down", "--modes", "AutoFP6", "--checkpoint"]
+    assert main([*arguments, str(folder)]) == 0
+    # The tokenizer of that checkpoint makes one token of any text.
+    assert capsys.readouterr().out.endswith("2 products, 96 outputs, all equal to the model's\n")
+    other = write_folder(tmp_path / "other", folder_tensors(tiny_tensors()))
+    assert main([*arguments, str(other)]) == 2
+    message = "--checkpoint must be that of the package, with K = 64 for 1.o, not 24"
+    assert capsys.readouterr().err == f"sim.package: {message}\n"
 
 
 @pytest.mark.parametrize(
