@@ -22,7 +22,7 @@ from model.nvfp4_layouts import LAYOUTS, Layout
 from model.package import Package, pack_rows
 from model.safetensors_file import SafetensorsWriter
 
-__all__ = ["FORMATS", "IMAGE_VERSION", "export", "folder_config", "image_arrays", "main"]
+__all__ = ["FORMATS", "IMAGE_VERSION", "export", "folder_config", "image_arrays", "main", "read_index"]
 
 Progress = Callable[[str], None]
 
@@ -103,6 +103,35 @@ def image_arrays(tensor: Refined) -> dict[str, NDArray[np.uint8]]:
         "masks": pack_masks(tensor.mask)[None],
         "offsets": pack_rows(tensor.offsets, tensor.mask, tensor.bits),
     }
+
+
+def read_index(folder: str | Path) -> dict[str, Any]:
+    """Return the index of an image, which is compared with its bytes.
+
+    Raises
+    ------
+    FileNotFoundError
+        A file is missing.
+    ValueError
+        They do not fit each other, or are of another version.
+    """
+    index, octets = Path(folder) / "index.json", Path(folder) / "image.bin"
+    try:
+        content = json.loads(index.read_text(encoding="utf-8"))
+        given = tuple(content[key] for key in ("format", "version", "size", "sha256"))
+        for matrix in content["matrices"].values():
+            for part in ("codes", "scales", "tensor_scale", "masks", "offsets"):
+                offset, stride, size = (matrix["arrays"][part][key] for key in ("offset", "stride", "bytes"))
+                rows = range(offset, offset + max(matrix["n"] * stride, size))
+                if min(offset, stride, size, content["size"] - rows.stop) < 0:
+                    raise ValueError("an array must lie inside the image")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ValueError(f"index.json must be that of an image, not {index}") from None
+    with octets.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if given != (found := ("autofp-image", IMAGE_VERSION, octets.stat().st_size, digest)):
+        raise ValueError(f"format, version, size and checksum of {octets} must be {given}, not {found}")
+    return content
 
 
 def _image(package: Package, folder: Path, progress: Progress) -> None:

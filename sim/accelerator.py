@@ -5,7 +5,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -181,10 +181,10 @@ def predicted_cycles(accelerator: Accelerator, product: Gemm, result: Result) ->
     )
 
 
-def measure(accelerator: Accelerator, name: str, product: Gemm) -> Row:
+def measure(accelerator: Accelerator, name: str, product: Gemm, run: Callable[[Gemm], Batch] | None = None) -> Row:
     """Run one product alone, compare it, and return its line; raises like :func:`verify`."""
     started = time.monotonic()
-    batch = accelerator.run([product])
+    batch = accelerator.run([product]) if run is None else run(product)
     compared = verify(accelerator.config, [product], batch)
     a, w = product.stored(accelerator.config.lanes)
     result = batch[0]
@@ -224,8 +224,16 @@ def layer_rows(
             yield checked(accelerator, name, product, out)
 
 
-def checked(accelerator: Accelerator, name: str, product: Product, out: Literal["raw", "fp32"] = "raw") -> Row:
+def checked(
+    accelerator: Accelerator,
+    name: str,
+    product: Product,
+    out: Literal["raw", "fp32"] = "raw",
+    run: Callable[[Gemm], Batch] | None = None,
+) -> Row:
     """Run a product of quantised tensors alone, and compare it with the model and with the product of the dequantised tensors.
+
+    ``run`` runs it, :meth:`Accelerator.run` by default.
 
     Raises
     ------
@@ -237,7 +245,7 @@ def checked(accelerator: Accelerator, name: str, product: Product, out: Literal[
     worst = float(np.abs(sums - product.exact / product.unit).max())
     if worst > product.allowed or status:
         raise AcceleratorError(f"{name} in {product.mode}: sums are off by {worst} units, status {status}")
-    return measure(accelerator, name, Gemm(product.a, product.w, mode, out))
+    return measure(accelerator, name, Gemm(product.a, product.w, mode, out), run)
 
 
 def shape_rows(accelerator: Accelerator, shapes: Sequence[tuple[int, int, int]], seed: int) -> Iterator[Row]:

@@ -5,24 +5,57 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from model.accelerator import AcceleratorConfig
+from model.accelerator import AcceleratorConfig, Operand
 from model.autofp6 import OFFSET_BITS
+from model.export import read_index
 from model.llm import PROJECTIONS, capture_inputs, load
 from model.package import Package
 from sim.accelerator import Row, checked
-from sim.driver import MEMORY, MEMORY_LIMIT, Accelerator
+from sim.driver import MEMORY, MEMORY_LIMIT, Accelerator, cycle_limit
 from sim.gemm import stored_products
-from sim.product import NAMES, AcceleratorError
+from sim.product import NAMES, AcceleratorError, Batch, Gemm
 from sim.runner import SimulationError
 
-__all__ = ["gaussian_inputs", "main", "package_rows", "parameters"]
+__all__ = ["MemoryImage", "gaussian_inputs", "main", "package_rows", "parameters"]
 
 Float = NDArray[np.float32]
+
+
+class MemoryImage:
+    """Weights in a folder that `model.export` wrote, whose bytes go into the memory as they are.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        It is not there, or damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.matrices: dict[str, Any] = read_index(folder)["matrices"]
+        self._octets = np.memmap(folder / "image.bin", np.uint8, "r")
+
+    def run(self, accelerator: Accelerator, name: str, product: Gemm) -> Batch:
+        """Run a product with the weights of the image in place of its own; raises like :meth:`Accelerator.run`."""
+        image = accelerator.image()
+        descriptor, output, tiles = accelerator.place(image, product)
+        matrix = self.matrices[name]
+        addresses, strides = [], []
+        for part in ("codes", "scales", "masks", "offsets"):
+            place = matrix["arrays"][part]
+            size = matrix["n"] * place["stride"] or place["bytes"]
+            addresses.append(image.place(self._octets[place["offset"] :][:size].tobytes()))
+            strides.append(place["stride"])
+        placed = (dataclasses.replace(descriptor, w=Operand(*addresses, *strides)), output, tiles)
+        limit = cycle_limit([tiles], accelerator.timing)
+        run, records, cycles = accelerator.play(image, [placed[0]], [output], limit)
+        return Batch(accelerator.results(image, [product], [placed], records), cycles, run.read_beats, run.write_beats)
 
 
 def parameters(package: Package) -> dict[str, str | int]:
@@ -49,6 +82,7 @@ def package_rows(
     package: Package,
     inputs: Mapping[str, Float],
     modes: Sequence[str] = tuple(NAMES.values()),
+    image: MemoryImage | None = None,
 ) -> Iterator[Row]:
     """Load matrices of a package into the memory and multiply activations by them.
 
@@ -59,6 +93,8 @@ def package_rows(
     inputs : mapping of str to ndarray of float32, shape (tokens, K)
         Activations by the name of the matrix.
     modes : sequence of {"AutoFP2", "NVFP4", "AutoFP6"}
+    image : MemoryImage, optional
+        Its weights are loaded instead; they must give what those of the package do.
 
     Yields
     ------
@@ -76,8 +112,9 @@ def package_rows(
         tensor = package.read(name)
         if x.shape[1] != tensor.base.length:
             raise ValueError(f"activations of {name} must have K = {tensor.base.length}, not {x.shape[1]}")
+        run = None if image is None else partial(image.run, accelerator, name)
         for product in stored_products(accelerator.config, tensor, x, modes):
-            yield checked(accelerator, name, product)
+            yield checked(accelerator, name, product, run=run)
 
 
 def _inputs(package: Package, options: argparse.Namespace) -> dict[str, Float]:
@@ -111,6 +148,7 @@ def _parser() -> argparse.ArgumentParser:
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--checkpoint", help="model whose activations are taken (default: SmolLM2-135M)")
     what.add_argument("--gaussian", type=int, metavar="SEED", help="random activations instead")
+    add("--image", type=Path, metavar="FOLDER", help="load the weights from this memory image of the package")
     add("--rows", type=int, default=2, help="rows of the array (default: 2)")
     add("--columns", type=int, default=2, help="columns of the array (default: 2)")
     add("--json", type=Path, metavar="FILE", help="write the table as JSON as well")
@@ -130,8 +168,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = parameters(package) | sizes
         AcceleratorConfig(**given)
         inputs = _inputs(package, options)
-        # Codes and scales of the largest matrix, and as much again for offsets, activations and outputs.
-        most = max(n * (k + options.tokens * 8) for n, k in (package.entries[name].shape for name in inputs))
+        image = MemoryImage(options.image) if options.image else None
+        if image and (wrong := [name for name in inputs if name not in image.matrices]):
+            raise ValueError(f"--image must be that of the package, with matrix {wrong[0]}")
+        # Of the largest matrix, twice with an image, and of its activations and outputs.
+        most = max(n * (2 * k + options.tokens * 8) for n, k in (package.entries[name].shape for name in inputs))
         if most > MEMORY_LIMIT:
             raise ValueError(f"a matrix must fit {MEMORY_LIMIT} bytes of memory, not {most}")
     except (ValueError, RuntimeError, OSError, ImportError) as error:
@@ -141,7 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         accelerator = Accelerator(memory=max(MEMORY, 1 << (most - 1).bit_length()), **given)
         print(Row.HEAD, flush=True)
-        for row in package_rows(accelerator, package, inputs, options.modes):
+        for row in package_rows(accelerator, package, inputs, options.modes, image):
             print(row, flush=True)
             rows.append(row)
     except ValueError as error:

@@ -14,6 +14,8 @@ SHARED = [
     *("model/activation.py", "model/activity.py", "hdl/activation.py", "hdl/activity.py"),
     "sim/player.py",
     "model/frames.py",
+    *("model/checkpoint.py", "model/tokenizer.py", "model/safetensors_file.py", "model/gguf_file.py"),
+    "model/nvfp4_layouts.py",
     *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "hdl/lib").glob("*.py"))),
     *("sim/runner.py", "sim/harness.py", "sim/bench_common.py", "sim/bench_registers.py"),
     *("synth/__main__.py", "synth/yosys.py", "synth/stat.py", "synth/memories.py", "synth/adders.py"),

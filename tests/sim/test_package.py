@@ -1,10 +1,13 @@
 """A package on the simulated accelerator: its products are the model's, and wrong bytes in memory are seen."""
 
+import hashlib
 import json
 
 import numpy as np
 import pytest
 
+from model.export import export
+from model.package import Package
 from sim.image import Image
 from sim.package import main
 from tests.packages import CONFIG, SIZES, refined_matrix, write_model, write_package
@@ -62,6 +65,33 @@ def test_a_wrong_byte_in_memory_is_seen(path, monkeypatch, capsys, part, mode):
     assert main([str(path), *arguments]) == 1
     assert len(damaged) == 1
     assert "differ, first at" in capsys.readouterr().err
+
+
+def test_the_memory_image_is_what_the_accelerator_reads(tmp_path, path, capsys):
+    folder = tmp_path / "image"
+    export(Package(path), "image", folder)
+    arguments = [str(path), "--layer", "1", "--tokens", "3", "--gaussian", "7", "--image", str(folder)]
+    assert main(arguments) == 0
+    compared = 3 * 3 * sum(n for n, _ in CONFIG.shapes.values())
+    assert capsys.readouterr().out.endswith(f"12 products, {compared} outputs, all equal to the model's\n")
+    # Another image whose checksum fits: the weights in memory are its weights.
+    index, octets = json.loads((folder / "index.json").read_text()), bytearray((folder / "image.bin").read_bytes())
+    for part, mode in (("codes", "NVFP4"), ("scales", "NVFP4"), ("masks", "AutoFP6"), ("offsets", "AutoFP6")):
+        wrong = bytearray(octets)
+        wrong[index["matrices"]["1.o"]["arrays"][part]["offset"]] ^= 1
+        (folder / "image.bin").write_bytes(wrong)
+        assert main(arguments) == 2
+        assert "size and checksum of" in capsys.readouterr().err
+        digest = hashlib.sha256(wrong).hexdigest()
+        (folder / "index.json").write_text(json.dumps(index | {"sha256": digest}))
+        assert main([*arguments, "--projections", "o", "--modes", mode]) == 1
+        assert "differ, first at" in capsys.readouterr().err
+    far = index["matrices"]["1.o"] | {"n": 10_000}
+    for text in ("[" * 100_000, "{}", json.dumps(index | {"matrices": index["matrices"] | {"1.o": far}})):
+        (folder / "index.json").write_text(text)
+        assert main(arguments) == 2
+        message = f"index.json must be that of an image, not {folder / 'index.json'}"
+        assert capsys.readouterr().err == f"sim.package: {message}\n"
 
 
 def test_what_cannot_run_is_one_line(tmp_path, path, seed, capsys):
