@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.autofp6 import OFFSET_BITS, Refined
-from model.block_scaled import BlockScaled
+from model.block_scaled import GROUP, BlockScaled
 from model.checkpoint import PROJECTIONS, LlamaConfig, folder_names
 from model.memory import pack_masks, pack_nibbles
-from model.nvfp4_layouts import LAYOUTS, Layout
+from model.nvfp4_layouts import LAYOUTS, WEIGHTS_ONLY, Layout
 from model.package import Package, pack_rows
 from model.safetensors_file import SafetensorsWriter
 
@@ -195,7 +195,8 @@ def _checkpoint(package: Package, layout: Layout, folder: Path, progress: Progre
     section = layout.configuration(["lm_head"])
     _write_json(folder / "config.json", content | {"quantization_config": section})
     if layout.name == "modelopt":
-        details = {"quant_algo": "NVFP4", "kv_cache_quant_algo": None, "group_size": 16, "exclude_modules": ["lm_head"]}
+        details = {"quant_algo": WEIGHTS_ONLY, "group_size": GROUP, "exclude_modules": section["ignore"]}
+        details |= {"kv_cache_quant_algo": None}
         _write_json(folder / "hf_quant_config.json", {"producer": section["producer"], "quantization": details})
 
 

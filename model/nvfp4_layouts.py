@@ -12,7 +12,7 @@ from model.formats import E2M1, E4M3, is_nan_scale
 from model.memory import pack_nibbles, unpack_nibbles
 from model.safetensors_file import SafetensorsFile
 
-__all__ = ["COMPRESSED_TENSORS", "LAYOUTS", "MODELOPT", "Layout", "layout_of", "quantised_shapes"]
+__all__ = ["COMPRESSED_TENSORS", "LAYOUTS", "MODELOPT", "WEIGHTS_ONLY", "Layout", "layout_of", "quantised_shapes"]
 
 Float = NDArray[np.float32]
 
@@ -115,8 +115,12 @@ class Layout:
         common = {"quant_method": self.name, "config_groups": {"group_0": group}, "ignore": ignore}
         if self.divides:
             return common | {"format": "nvfp4-pack-quantized", "quantization_status": "compressed"}
-        return common | {"quant_algo": "NVFP4", "producer": {"name": "autoematic-rtl", "version": "1"}}
+        # Runtimes look for this name of the producer before they read on.
+        return common | {"quant_algo": WEIGHTS_ONLY, "producer": {"name": self.name, "version": "autoematic-rtl"}}
 
+
+WEIGHTS_ONLY = "W4A16_NVFP4"
+"""What ModelOpt calls NVFP4 without scales of inputs; runtimes that are told NVFP4 would use some that are not there."""
 
 MODELOPT = Layout("modelopt", "weight", "weight_scale_2", False, ())
 COMPRESSED_TENSORS = Layout("compressed-tensors", "weight_packed", "weight_global_scale", True, (1,))
@@ -138,7 +142,7 @@ def layout_of(quantisation: Any) -> Layout | None:
         return None
     if isinstance(quantisation, dict):
         method, algorithm, form = (quantisation.get(key) for key in ("quant_method", "quant_algo", "format"))
-        if method == MODELOPT.name and algorithm == "NVFP4":
+        if method == MODELOPT.name and algorithm in ("NVFP4", WEIGHTS_ONLY):
             return MODELOPT
         if method == COMPRESSED_TENSORS.name and form == "nvfp4-pack-quantized":
             return COMPRESSED_TENSORS

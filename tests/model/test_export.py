@@ -65,6 +65,15 @@ def test_other_tools_read_the_nvfp4_part(tmp_path, seed, layout, tied):
     section = config["quantization_config"]
     assert (section["quant_method"], section["ignore"]) == (layout, ["lm_head"])
     assert section["config_groups"]["group_0"]["weights"]["group_size"] == 16
+    assert section["config_groups"]["group_0"]["input_activations"] is None
+    if layout == "modelopt":
+        beside = json.loads((out / "hf_quant_config.json").read_text())
+        details = beside["quantization"]
+        assert beside["producer"]["name"] == "modelopt"
+        assert (section["quant_algo"], details["quant_algo"], details["group_size"]) == (*["W4A16_NVFP4"] * 2, 16)
+    else:
+        assert section["format"] == "nvfp4-pack-quantized"
+        assert section["config_groups"]["group_0"]["weights"]["strategy"] == "tensor_group"
     assert config["tie_word_embeddings"] == tied
     compared = 0
     tensors = tensors_of(out / "model.safetensors")
