@@ -4,7 +4,7 @@ from amaranth.hdl import Module, Signal, signed
 from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.lib.arith import signed_terms, tree_sum
+from hdl.lib.arith import shallow_sum, signed_terms, tree_sum
 from hdl.lib.e2m1 import E2M1Code
 from hdl.packed_pair import PackedPair
 
@@ -19,6 +19,11 @@ class DigitBlock(wiring.Component):
 
     A zero digit bypasses its sub-lane: product and sign are 0, so nothing of it toggles in the tree whatever the activation does.
 
+    Parameters
+    ----------
+    fast : bool
+        Trees with a shorter path, :func:`hdl.lib.arith.shallow_sum`.
+
     Members
     -------
     a : In(16 × E2M1)
@@ -31,6 +36,10 @@ class DigitBlock(wiring.Component):
     w: In(data.ArrayLayout(PackedPair, GROUP))
     even: Out(signed(10))
     odd: Out(signed(10))
+
+    def __init__(self, *, fast: bool = False):
+        self._fast = fast
+        super().__init__()
 
     def elaborate(self, platform: object) -> Module:
         """Build the two trees."""
@@ -49,5 +58,6 @@ class DigitBlock(wiring.Component):
                 m.d.comb += [product.eq(digit.times(magnitude)), sign.eq(digit.product_sign(negative))]
                 products.append(product)
                 signs.append(sign)
-            m.d.comb += out.eq(tree_sum(signed_terms(products, signs)))
+            total = shallow_sum(products, signs, len(out)) if self._fast else tree_sum(signed_terms(products, signs))
+            m.d.comb += out.eq(total)
         return m

@@ -11,7 +11,7 @@ from hdl.collector import RecordMerger, activation_entry, weight_entry
 from hdl.lib.arith import gated
 from hdl.lib.verilog import lint_unused
 from hdl.vmac import StatusBits, Vmac
-from model.pe import READ_AFTER_WRITE, PeConfig
+from model.pe import PeConfig
 
 __all__ = ["Pe", "PeStatus", "ResultWord", "check_command", "command_layout"]
 
@@ -135,8 +135,9 @@ class Pe(wiring.Component):
         last_m, last_n, last_kv = Signal(), Signal(), Signal()
         m.d.comb += [last_m.eq(at.m == last.m), last_n.eq(at.n == last.n), last_kv.eq(at.kv == last.kv)]
 
-        # A sum can be fetched again READ_AFTER_WRITE cycles after its last use was issued; the passes of a short tile want it sooner.
-        recent = Signal(data.ArrayLayout(data.StructLayout({"valid": 1, "odd": 1}), READ_AFTER_WRITE - 1))
+        # A sum can be fetched again so many cycles after its last use was issued; the passes of a short tile want it sooner.
+        again = config.read_after_write
+        recent = Signal(data.ArrayLayout(data.StructLayout({"valid": 1, "odd": 1}), again - 1))
         hazard = Signal()
         m.d.comb += hazard.eq(short & at.kv.any() & Cat(past.valid & (past.odd == address[0]) for past in recent).any())
 
@@ -179,7 +180,7 @@ class Pe(wiring.Component):
             m.d.sync += [
                 active.eq(1),
                 bank.eq(~bank),
-                short.eq(product < READ_AFTER_WRITE),
+                short.eq(product < again),
                 nvfp4.eq(command.mode_nvfp4),
                 refine_en.eq(command.refine_en if refined else 0),
                 last.m.eq(command.m - 1),

@@ -8,7 +8,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.lanes import GROUP
-from hdl.lib.arith import gated, signed_sum_width, signed_terms, tree_sum
+from hdl.lib.arith import gated, shallow_sum, signed_sum_width, signed_terms, tree_sum
 from hdl.lib.e2m1 import E2M1Code
 from hdl.lib.verilog import lint_unused
 from hdl.packed_pair import PackedPair
@@ -104,8 +104,20 @@ def choice(config: VmacConfig, slot: int, subgroup: Value, live: Value) -> Value
 
 
 def sum_width(config: VmacConfig) -> int:
-    """Bits of a block's refinement sum R as its tree gives it: synthesis merges the tree into the next sum only if nothing is cut off."""
+    """Bits of a block's refinement sum R.
+
+    As its tree gives it, for synthesis merges the tree into the next sum only if nothing is cut off; or as R needs, if registers are between them.
+    """
+    if config.pipeline == "fast":
+        return config.refinement_limit.bit_length() + 1
     return signed_sum_width(config.refined_lanes, 5 if config.step == "fixed" else 7)
+
+
+def refinement_sum(config: VmacConfig, terms: Sequence[Value], signs: Sequence[Value]) -> Value:
+    """Return R of the offset products of a block's lanes."""
+    if config.pipeline == "fast":
+        return shallow_sum(terms, signs, sum_width(config))
+    return tree_sum(signed_terms(terms, signs))
 
 
 def choose(code: Value, candidates: Sequence[int]) -> dict[int, Value]:
@@ -321,7 +333,7 @@ class SlotRefinement(wiring.Component):
             term, sign = _offset_terms(m, name, config, operand[:4], operand[4], offset, binade)
             terms.append(term)
             signs.append(sign)
-        m.d.comb += self.r.eq(tree_sum(signed_terms(terms, signs)))
+        m.d.comb += self.r.eq(refinement_sum(config, terms, signs))
         return m
 
 
@@ -371,5 +383,5 @@ class InPlaceRefinement(wiring.Component):
             term, sign = _offset_terms(m, f"lane{k}", config, operand[:4], operand[4], offset, binade)
             terms.append(term)
             signs.append(sign)
-        m.d.comb += self.r.eq(tree_sum(signed_terms(terms, signs)))
+        m.d.comb += self.r.eq(refinement_sum(config, terms, signs))
         return m

@@ -14,7 +14,7 @@ from hdl.lib.scale import ScaleByte
 from hdl.lib.verilog import lint_unused
 from hdl.packed_pair import PackedPair
 from hdl.refinement import InPlaceRefinement, RecordGate, SlotRefinement, held_layout, record_layout
-from hdl.scaling import BlockScaler, input_registers
+from hdl.scaling import BlockScaler, input_registers, registered
 from model.vmac import VmacConfig
 
 __all__ = ["ModeReduction", "StatusBits", "Vmac"]
@@ -95,7 +95,7 @@ class Vmac(wiring.Component):
     Parameters
     ----------
     config : VmacConfig
-        Lanes, refinement, slots, step rule, AutoFP2 scaling and window.
+        Lanes, refinement, slots, step rule, AutoFP2 scaling and window, pipeline.
 
     Members
     -------
@@ -113,17 +113,8 @@ class Vmac(wiring.Component):
         Partial sum, in units of 2⁻²² T_W·T_A; in AutoFP2 mode ``{odd row, even row}`` in units of ``2**(window_shift - 22)``.
     status : Out(3)
         :class:`StatusBits`, sticky until reset; includes a vector's bits no later than its ``valid_o``.
-
-    Attributes
-    ----------
-    latency : int
-        Cycles from a vector to its ``valid_o``.
-    psum_delay : int
-        Cycles from a vector to its ``psum_i``.
     """
 
-    latency: ClassVar[int] = 4
-    psum_delay: ClassVar[int] = 3
     throughput: ClassVar[str] = "1 vector per cycle"
     port_meanings: ClassVar[dict[str, str]] = {
         "mode_nvfp4": "1 NVFP4 or AutoFP6, 0 AutoFP2; sampled with the vector",
@@ -168,11 +159,22 @@ class Vmac(wiring.Component):
         """The configuration that this component was built with."""
         return self._config
 
+    @property
+    def latency(self) -> int:
+        """Cycles from a vector to its ``valid_o``."""
+        return self._config.latency
+
+    @property
+    def psum_delay(self) -> int:
+        """Cycles from a vector to its ``psum_i``."""
+        return self._config.psum_delay
+
     def elaborate(self, platform: object) -> Module:
         """Build the pipeline: input registers, dot products, scaling, accumulation."""
         m = Module()
         config = self._config
         refined, grouped = config.refinement != "none", config.scaling == "group"
+        fast = config.pipeline == "fast"
 
         # Stage 1: input registers, of records behind their gates. Only what marks a vector as valid is reset.
         stage = input_registers(m, self, ["mode_nvfp4", "a", "w", "a_scale", "w_scale"])
@@ -189,11 +191,14 @@ class Vmac(wiring.Component):
             m.d.comb += enable.eq(self.mode_nvfp4 & self.refine_en)
         for block in range(config.blocks):
             lanes = range(GROUP * block, GROUP * (block + 1))
-            digits = DigitBlock()
+            digits = DigitBlock(fast=fast)
             m.submodules[f"digits{block}"] = digits
             for k, lane in enumerate(lanes):
                 m.d.comb += [digits.a[k].eq(stage["a"][lane]), digits.w[k].eq(stage["w"][lane])]
-            trees.append((digits.even, digits.odd))
+            sums = [digits.even, digits.odd]
+            if fast:
+                sums = [registered(m, f"block{block}_{tree.name}", tree) for tree in sums]
+            trees.append(sums)
             if refined:
                 refinement = SlotRefinement(config) if config.refinement == "slots" else InPlaceRefinement(config)
                 m.submodules[f"refinement{block}"] = refinement
@@ -207,7 +212,9 @@ class Vmac(wiring.Component):
                 m.d.sync += held[block].eq(gate.held)
                 for k, lane in enumerate(lanes):
                     m.d.comb += [refinement.a[k].eq(stage["a"][lane]), refinement.w[k].eq(stage["w"][lane])]
-                refinements.append(refinement.r)
+                refinements.append(registered(m, f"block{block}_r", refinement.r) if fast else refinement.r)
+        # The scalers want the scales when the trees are summed; what comes behind the trees is a cut later.
+        reduced_nvfp4 = registered(m, "reduced_nvfp4", nvfp4) if fast else nvfp4
 
         # A dot product without refinement comes in quarters, 2 bits less.
         unit = 0 if refined else 2
@@ -216,7 +223,7 @@ class Vmac(wiring.Component):
         odd: list[Value] = []
 
         def scaled(name: str, o: Value, half: Value, w_byte: Value, a_byte: Value) -> Signal:
-            scaler = BlockScaler(width)
+            scaler = BlockScaler(width, lead=1 if fast else None)
             m.submodules[f"scaler_{name}"] = scaler
             m.d.comb += [scaler.o.eq(o), scaler.half.eq(half), scaler.w_scale.eq(w_byte), scaler.a_scale.eq(a_byte)]
             if unit:
@@ -229,7 +236,7 @@ class Vmac(wiring.Component):
             reduction = ModeReduction(len(refinements[0]) if refined else 0, width, group_scaling=grouped)
             m.submodules[f"reduction{pair}"] = reduction
             m.d.comb += [
-                reduction.mode_nvfp4.eq(nvfp4),
+                reduction.mode_nvfp4.eq(reduced_nvfp4),
                 *(
                     port.eq(tree)
                     for port, tree in zip(
@@ -246,7 +253,7 @@ class Vmac(wiring.Component):
                     (even, f"{second}_even", c, second, second),
                     (odd, f"{first}_odd", b, config.blocks + first, first),
                 ):
-                    half_units = gated(dot, ~nvfp4) << 2 - unit
+                    half_units = gated(dot, ~reduced_nvfp4) << 2 - unit
                     rows.append(scaled(name, half_units, Const(1, 1), w_scale[w_byte], a_scale[a_byte]))
             else:
                 second_scale = w_scale[second]
@@ -256,7 +263,7 @@ class Vmac(wiring.Component):
 
         # Accumulation, in the units of the scaled values.
         exact = Signal(2, reset_less=True)
-        m.d.sync += exact.eq(Cat(nvfp4, exact[0]))
+        m.d.sync += exact.eq(Cat(reduced_nvfp4, exact[0]))
         totals = [tree_sum(values) << unit for values in (even, odd)]
         accumulator = DualAccumulator(config.total_bits, config.window_shift)
         m.submodules.accumulator = accumulator

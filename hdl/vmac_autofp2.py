@@ -13,7 +13,7 @@ from hdl.lib.e2m1 import E2M1Code
 from hdl.lib.scale import ScaleByte, ScaleMagnitude
 from hdl.lib.verilog import lint_unused
 from hdl.packed_pair import PackedPair
-from hdl.scaling import BlockScaler, input_registers
+from hdl.scaling import BlockScaler, input_registers, registered
 from model.vmac_autofp2 import AutoFp2Config
 
 __all__ = ["AutoFp2Status", "VmacAutoFp2"]
@@ -38,7 +38,7 @@ class VmacAutoFp2(wiring.Component):
     Parameters
     ----------
     config : AutoFp2Config
-        Lanes, scaling and window.
+        Lanes, scaling, window, pipeline.
 
     Members
     -------
@@ -53,8 +53,6 @@ class VmacAutoFp2(wiring.Component):
         :class:`AutoFp2Status`, sticky until reset.
     """
 
-    latency: ClassVar[int] = 4
-    psum_delay: ClassVar[int] = 3
     throughput: ClassVar[str] = "1 vector per cycle"
     port_meanings: ClassVar[dict[str, str]] = {
         "valid_i": "a vector is on the inputs",
@@ -91,11 +89,21 @@ class VmacAutoFp2(wiring.Component):
         """The configuration that this component was built with."""
         return self._config
 
+    @property
+    def latency(self) -> int:
+        """Cycles from a vector to its ``valid_o``."""
+        return self._config.latency
+
+    @property
+    def psum_delay(self) -> int:
+        """Cycles from a vector to its ``psum_i``."""
+        return self._config.psum_delay
+
     def elaborate(self, platform: object) -> Module:
         """Build the pipeline: input registers, dot products, scaling, accumulation."""
         m = Module()
         config = self._config
-        grouped = config.scaling == "group"
+        grouped, fast = config.scaling == "group", config.pipeline == "fast"
         used = range(config.blocks) if grouped else range(0, config.blocks, 2)
         stage = input_registers(m, self, ("a", "w", "w_scale"))
         a_scales = {}
@@ -107,18 +115,21 @@ class VmacAutoFp2(wiring.Component):
 
         sums: list[tuple[Value, Value]] = []
         for block in range(config.blocks):
-            digits = DigitBlock()
+            digits = DigitBlock(fast=fast)
             m.submodules[f"digits{block}"] = digits
             for k, lane in enumerate(range(GROUP * block, GROUP * (block + 1))):
                 m.d.comb += [digits.a[k].eq(stage["a"][lane]), digits.w[k].eq(stage["w"][lane])]
-            sums.append((digits.even, digits.odd))
+            trees = (digits.even, digits.odd)
+            if fast:
+                trees = tuple(registered(m, f"block{block}_{tree.name}", tree) for tree in trees)
+            sums.append(trees)
 
         rows: tuple[list[Value], list[Value]] = ([], [])
         for first in used:
             for row, name in enumerate(("even", "odd")):
                 dot = sums[first][row] if grouped else sums[first][row] + sums[first + 1][row]
                 w_byte = row * config.blocks + first if grouped else first + row
-                scaler = BlockScaler(len(dot))
+                scaler = BlockScaler(len(dot), lead=1 if fast else None)
                 m.submodules[f"scaler_{name}{first}"] = scaler
                 m.d.comb += [
                     scaler.o.eq(dot),

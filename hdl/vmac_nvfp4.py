@@ -7,7 +7,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.lanes import GROUP
-from hdl.lib.arith import signed_terms, tree_sum
+from hdl.lib.arith import shallow_sum, signed_terms, tree_sum
 from hdl.lib.e2m1 import E2M1Code
 from hdl.lib.scale import ScaleByte
 from hdl.scaling import BlockScaler, input_registers
@@ -21,6 +21,11 @@ class ProductBlock(wiring.Component):
 
     Each lane multiplies two 2-bit significands and shifts by both binades.
 
+    Parameters
+    ----------
+    fast : bool
+        A tree with a shorter path, :func:`hdl.lib.arith.shallow_sum`.
+
     Members
     -------
     a, w : In(16 × E2M1)
@@ -31,6 +36,10 @@ class ProductBlock(wiring.Component):
     a: In(data.ArrayLayout(E2M1Code, GROUP))
     w: In(data.ArrayLayout(E2M1Code, GROUP))
     dot: Out(signed(13))
+
+    def __init__(self, *, fast: bool = False):
+        self._fast = fast
+        super().__init__()
 
     def elaborate(self, platform: object) -> Module:
         """Build lanes and tree."""
@@ -61,20 +70,21 @@ class ProductBlock(wiring.Component):
             ]
             products.append(product)
             signs.append(sign)
-        m.d.comb += self.dot.eq(tree_sum(signed_terms(products, signs)))
+        total = shallow_sum(products, signs, len(self.dot)) if self._fast else tree_sum(signed_terms(products, signs))
+        m.d.comb += self.dot.eq(total)
         return m
 
 
 class VmacNvfp4(wiring.Component):
     """Multiply activations with NVFP4 weights, scale and accumulate into 64 bits: NVFP4 mode alone.
 
-    Same pipeline, scaling, accumulation and latency as :class:`hdl.vmac.Vmac`, and the same port names for what it needs; ``w`` holds E2M1
-    codes. Results are those of :func:`model.vmac_nvfp4.vmac_nvfp4`, bit for bit. One vector per cycle.
+    Scaling and accumulation as in :class:`hdl.vmac.Vmac`, and the same port names for what it needs; ``w`` holds E2M1 codes. The fast pipeline
+    has no cut more: nothing comes between trees and scalers. Results are those of :func:`model.vmac_nvfp4.vmac_nvfp4`, bit for bit. One vector per cycle.
 
     Parameters
     ----------
     config : Nvfp4Config
-        Lanes.
+        Lanes, pipeline.
 
     Members
     -------
@@ -87,8 +97,6 @@ class VmacNvfp4(wiring.Component):
         A scale byte was no scale; sticky until reset.
     """
 
-    latency: ClassVar[int] = 4
-    psum_delay: ClassVar[int] = 3
     throughput: ClassVar[str] = "1 vector per cycle"
     port_meanings: ClassVar[dict[str, str]] = {
         "valid_i": "a vector is on the inputs",
@@ -123,21 +131,32 @@ class VmacNvfp4(wiring.Component):
         """The configuration that this component was built with."""
         return self._config
 
+    @property
+    def latency(self) -> int:
+        """Cycles from a vector to its ``valid_o``."""
+        return self._config.latency
+
+    @property
+    def psum_delay(self) -> int:
+        """Cycles from a vector to its ``psum_i``."""
+        return self._config.psum_delay
+
     def elaborate(self, platform: object) -> Module:
         """Build the pipeline: input registers, dot products, scaling, accumulation."""
         m = Module()
         config = self._config
+        fast = config.pipeline == "fast"
         stage = input_registers(m, self, ("a", "w", "a_scale", "w_scale"))
         valid = Signal(self.latency - 1)
         m.d.sync += Cat(valid, self.valid_o).eq(Cat(self.valid_i, valid))
 
         values = []
         for block in range(config.blocks):
-            products = ProductBlock()
+            products = ProductBlock(fast=fast)
             m.submodules[f"products{block}"] = products
             for k, lane in enumerate(range(GROUP * block, GROUP * (block + 1))):
                 m.d.comb += [products.a[k].eq(stage["a"][lane]), products.w[k].eq(stage["w"][lane])]
-            scaler = BlockScaler(config.output_bits)
+            scaler = BlockScaler(config.output_bits, lead=0 if fast else None)
             m.submodules[f"scaler{block}"] = scaler
             m.d.comb += [
                 scaler.o.eq(products.dot),

@@ -21,7 +21,6 @@ from model.accelerator import (
     check,
 )
 from model.block_scaled import PAD
-from model.pe import DEPOSIT, READ_AFTER_WRITE
 from model.vmac import GROUP
 
 __all__ = ["Processing", "Product", "predict", "predict_chain"]
@@ -334,7 +333,7 @@ class _Flow:
             start = max(now.offered, self._computed)
             if now.tile > 1 and self.segments[number - 1].tile != now.tile:
                 start = max(start, self.freed(now.tile - 2))
-            self._computed = start + max(self._words, READ_AFTER_WRITE) * now.length
+            self._computed = start + max(self._words, self._config.read_after_write) * now.length
             a_sent = self._computed - min(self._config.activation_entries, p.tile_m * now.length)
             w_sent = self._computed - min(self._config.weight_entries, p.tile_n * now.length) * p.tile_m
             now.sent = self._sent = max(now.offered + max(p.tile_m, p.tile_n) * now.length, min(a_sent, w_sent))
@@ -369,7 +368,7 @@ class _Flow:
             following = given
             for element_row in range(config.rows):
                 real = min(max(tile.rows - element_row * p.tile_m, 0), p.tile_m)
-                full = max(tile.computed + DEPOSIT, self._entered[-1], self._left[-2] - REORDERED) + words
+                full = max(tile.computed + config.deposit, self._entered[-1], self._left[-2] - REORDERED) + words
                 self._entered.append(full)
                 begins = max(self._left[-1], full + REORDERED)
                 following = following if element_row else begins

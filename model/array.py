@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model import pe
-from model.pe import DEPOSIT, READ_AFTER_WRITE, Operands, PeConfig, Tile, check_words, run_tile
+from model.pe import Operands, PeConfig, Tile, check_words, run_tile
 from model.vmac import check_integer
 
 __all__ = ["ArrayConfig", "ArrayResult", "ArrayTile", "cycles", "run"]
@@ -42,17 +42,7 @@ class ArrayConfig(PeConfig):
     @property
     def pe(self) -> PeConfig:
         """Parameters of an element."""
-        return PeConfig(
-            self.lanes,
-            self.refinement,
-            self.slots_per_block,
-            self.step,
-            self.scaling,
-            self.window_shift,
-            self.weight_entries,
-            self.activation_entries,
-            self.accumulators,
-        )
+        return PeConfig(**{name: getattr(self, name) for name in PeConfig.__dataclass_fields__})
 
 
 @dataclass(frozen=True)
@@ -139,6 +129,6 @@ def cycles(config: ArrayConfig, tiles: Sequence[tuple[int, int, int]]) -> list[i
         words = check_words(config, m, n)
         # The last row's last result leaves its bank when it enters the chain, one cycle per link before it enters the first link.
         freed = entered[number - 2] - (config.rows - 2) + 1 if number > 1 else 0
-        issued = max(issued, freed) + words + max(words, READ_AFTER_WRITE) * (kv - 1)
-        entered.append(max(issued + DEPOSIT, entered[-1] if entered else 0) + config.rows * words)
+        issued = max(issued, freed) + words + max(words, config.read_after_write) * (kv - 1)
+        entered.append(max(issued + config.deposit, entered[-1] if entered else 0) + config.rows * words)
     return [cycle + 1 for cycle in entered]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from model.vmac import GROUP, SUBGROUP, SUBGROUPS, Vectors, VmacConfig, check_integer, vmac
+from model.vmac import GROUP, SUBGROUP, SUBGROUPS, Pipeline, Vectors, VmacConfig, check_integer, vmac
 
 __all__ = [
     "BAD_COMMAND",
@@ -29,11 +29,6 @@ OFFSET_BYTES = 2
 SATURATED, NAN_SCALE, OVERLAP, DROPPED, BAD_COMMAND = 1, 2, 4, 8, 16
 """Bits of ``status``."""
 
-READ_AFTER_WRITE = 3
-"""Cycles from the issue of a vector to the first issue that may fetch its sum again."""
-DEPOSIT = 6
-"""Cycles from the issue of a tile's last vector to the first that can fetch a sum for the drain."""
-
 MAX_K = 2**18 - 1
 """Longest reduction that any configuration may run, in elements."""
 
@@ -44,7 +39,7 @@ class PeConfig:
 
     Attributes
     ----------
-    lanes, refinement, slots_per_block, step, scaling, window_shift
+    lanes, refinement, slots_per_block, step, scaling, window_shift, pipeline
         Those of the vector MAC inside, :class:`model.vmac.VmacConfig`.
     weight_entries, activation_entries : int
         Vectors that the operand buffers hold, powers of two from 2 on.
@@ -63,6 +58,7 @@ class PeConfig:
     step: Literal["fixed", "exponent"] = "fixed"
     scaling: Literal["pair", "group"] = "pair"
     window_shift: int = 24
+    pipeline: Pipeline = "compact"
     weight_entries: int = 32
     activation_entries: int = 64
     accumulators: int = 256
@@ -78,7 +74,23 @@ class PeConfig:
     @property
     def vmac(self) -> VmacConfig:
         """Parameters of the vector MAC."""
-        return VmacConfig(self.lanes, self.refinement, self.slots_per_block, self.step, self.scaling, self.window_shift)
+        return VmacConfig(**{name: getattr(self, name) for name in VmacConfig.__dataclass_fields__})
+
+    @property
+    def deposit(self) -> int:
+        """Cycles from the issue of a tile's last vector to the first that can fetch a sum for the drain.
+
+        One to read the operands, those of the vector MAC, one to write the sum.
+        """
+        return 1 + self.vmac.latency + 1
+
+    @property
+    def read_after_write(self) -> int:
+        """Cycles from the issue of a vector to the first issue that may fetch its sum again.
+
+        A sum is fetched the cycle before the vector MAC takes it in, as many cycles after the issue as that takes it in after its vector.
+        """
+        return self.deposit - self.vmac.psum_delay
 
     @property
     def max_words(self) -> int:
@@ -318,7 +330,7 @@ def cycles(config: PeConfig, tiles: Sequence[tuple[int, int, int]]) -> list[int]
         words = check_words(config, m, n)
         # A command is taken with the last vector of the tile before, or when the last sum of the one before that has left its bank.
         taken = max(issued, leaves[number - 2] + 1 if number > 1 else 0)
-        issued = taken + words + max(words, READ_AFTER_WRITE) * (kv - 1)
-        stored = issued + DEPOSIT
+        issued = taken + words + max(words, config.read_after_write) * (kv - 1)
+        stored = issued + config.deposit
         leaves.append(max(stored, leaves[-1] if leaves else 0) + words)
     return leaves

@@ -12,8 +12,10 @@ from model.packed_pair import NVFP4_PAIRS, PAIR_DIGITS
 __all__ = [
     "GROUP",
     "ILLEGAL",
+    "LATENCY",
     "NAN_SCALE",
     "SATURATED",
+    "Pipeline",
     "Result",
     "Vectors",
     "VmacConfig",
@@ -30,6 +32,10 @@ GROUP = 16
 """Lanes of a block, elements of a group."""
 SUBGROUP = 4
 SUBGROUPS = GROUP // SUBGROUP
+
+Pipeline = Literal["compact", "fast"]
+LATENCY: dict[Pipeline, int] = {"compact": 4, "fast": 5}
+"""Cycles from a vector to its sum; the accumulator takes the last of them, so the partial sum comes in one cycle earlier."""
 
 ILLEGAL, SATURATED, NAN_SCALE = 1, 2, 4
 """Bits of ``status``."""
@@ -68,6 +74,8 @@ class VmacConfig:
         AutoFP2 scales: one per row and 32 lanes, or one per row and 16 lanes.
     window_shift : int
         Bits, in units of 2⁻²², below the unit of an AutoFP2 accumulator.
+    pipeline : {"compact", "fast"}
+        Fewest registers, or a cut more and a shorter longest path (docs/timing.md); results are the same.
 
     Raises
     ------
@@ -81,6 +89,7 @@ class VmacConfig:
     step: Literal["fixed", "exponent"] = "fixed"
     scaling: Literal["pair", "group"] = "pair"
     window_shift: int = 24
+    pipeline: Pipeline = "compact"
 
     def __post_init__(self) -> None:
         check_integer("lanes", self.lanes)
@@ -90,6 +99,7 @@ class VmacConfig:
         check_choice("refinement", self.refinement, ("slots", "inplace", "none"))
         check_choice("step", self.step, ("fixed", "exponent"))
         check_choice("scaling", self.scaling, ("pair", "group"))
+        check_choice("pipeline", self.pipeline, tuple(LATENCY))
         if not 1 <= self.slots_per_block <= SUBGROUPS:
             raise ValueError(f"slots_per_block must be from 1 to {SUBGROUPS}, not {self.slots_per_block}")
         # What has no effect is not accepted.
@@ -100,6 +110,16 @@ class VmacConfig:
         if self.refinement == "none" and self.step != "fixed":
             raise ValueError(f"step must be fixed if refinement is none, not {self.step!r}")
         check_window(self.window_shift, self.total_bits)
+
+    @property
+    def latency(self) -> int:
+        """Cycles from a vector to its sum."""
+        return LATENCY[self.pipeline]
+
+    @property
+    def psum_delay(self) -> int:
+        """Cycles from a vector to its partial sum."""
+        return self.latency - 1
 
     @property
     def blocks(self) -> int:
@@ -136,9 +156,12 @@ class VmacConfig:
     @property
     def output_limit(self) -> int:
         """Largest magnitude of a block's O, sixteen times its dot product."""
-        base = GROUP * 4 * 12 * 12
-        offset = 2 * (4 if self.step == "exponent" else 1)
-        return base + self.refined_lanes * 12 * offset
+        return GROUP * 4 * 12 * 12 + self.refinement_limit
+
+    @property
+    def refinement_limit(self) -> int:
+        """Largest magnitude of a block's refinement sum R."""
+        return self.refined_lanes * 12 * 2 * (4 if self.step == "exponent" else 1)
 
     @property
     def output_bits(self) -> int:

@@ -6,7 +6,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from model.vmac import ILLEGAL, Vectors, VmacConfig, vmac
+from model.vmac import ILLEGAL, Pipeline, Vectors, VmacConfig, vmac
 
 __all__ = ["NAN_SCALE", "SATURATED", "AutoFp2Config", "vmac_autofp2"]
 
@@ -21,13 +21,30 @@ class AutoFp2Config:
     lanes: int = 32
     scaling: Literal["pair", "group"] = "pair"
     window_shift: int = 24
+    pipeline: Pipeline = "compact"
 
     def __post_init__(self) -> None:
         self.as_vmac()
 
     def as_vmac(self) -> VmacConfig:
         """Return the vMAC without refinement whose AutoFP2 mode this is."""
-        return VmacConfig(lanes=self.lanes, refinement="none", scaling=self.scaling, window_shift=self.window_shift)
+        return VmacConfig(
+            lanes=self.lanes,
+            refinement="none",
+            scaling=self.scaling,
+            window_shift=self.window_shift,
+            pipeline=self.pipeline,
+        )
+
+    @property
+    def latency(self) -> int:
+        """Cycles from a vector to its sum."""
+        return self.as_vmac().latency
+
+    @property
+    def psum_delay(self) -> int:
+        """Cycles from a vector to its partial sum."""
+        return self.as_vmac().psum_delay
 
     @property
     def blocks(self) -> int:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model.formats import is_nan_scale
-from model.vmac import GROUP, VmacConfig, accumulate_exact, check_integer, check_lanes, doubled_values, scaled
+from model.vmac import GROUP, LATENCY, Pipeline, VmacConfig, accumulate_exact, doubled_values, scaled
 
 __all__ = ["NAN_SCALE", "Nvfp4Config", "vmac_nvfp4"]
 
@@ -16,13 +16,27 @@ NAN_SCALE = 1
 
 @dataclass(frozen=True)
 class Nvfp4Config:
-    """Parameters of the NVFP4-only vector MAC: ``lanes``, a positive multiple of 32."""
+    """Parameters of the NVFP4-only vector MAC; as in :class:`model.vmac.VmacConfig`, but both pipelines have the same latency."""
 
     lanes: int = 32
+    pipeline: Pipeline = "compact"
 
     def __post_init__(self) -> None:
-        check_integer("lanes", self.lanes)
-        check_lanes(self.lanes)
+        self.as_vmac()
+
+    def as_vmac(self) -> VmacConfig:
+        """Return the vMAC without refinement whose NVFP4 mode this is."""
+        return VmacConfig(lanes=self.lanes, refinement="none", pipeline=self.pipeline)
+
+    @property
+    def latency(self) -> int:
+        """Cycles from a vector to its sum; nothing comes between trees and scalers, so ``fast`` has no cut more."""
+        return LATENCY["compact"]
+
+    @property
+    def psum_delay(self) -> int:
+        """Cycles from a vector to its partial sum."""
+        return self.latency - 1
 
     @property
     def blocks(self) -> int:
@@ -32,7 +46,7 @@ class Nvfp4Config:
     @property
     def output_bits(self) -> int:
         """Bits of a block's dot product in quarters, signed."""
-        return VmacConfig(lanes=self.lanes, refinement="none").output_bits - 2
+        return self.as_vmac().output_bits - 2
 
 
 def vmac_nvfp4(

@@ -24,7 +24,7 @@ from model.accelerator_cycles import Processing, Product, predict
 from model.autofp6 import Refined
 from model.block_scaled import BlockScaled
 from model.memory import pack_nibbles, unpack_masks, unpack_nibbles, unpack_offsets
-from model.pe import OFFSET_BYTES, READ_AFTER_WRITE, Operands
+from model.pe import OFFSET_BYTES, Operands
 from model.vmac import GROUP, SUBGROUPS
 
 __all__ = ["REFINED", "Image", "Output", "Plan", "output_bytes", "plan", "plans", "product_bytes", "shared_masks"]
@@ -500,7 +500,7 @@ def plans(
             segments = max(-(-kv // (half // pairs)), -(-kv // _SEGMENT))
             per_panel = -(-vectors // (config.columns * tile_n))
             words = tile_m * tile_n
-            compute = max(words, READ_AFTER_WRITE) * kv
+            compute = max(words, config.read_after_write) * kv
             w_rows = min(vectors, config.columns * tile_n) * (2 if paired else 1)
             load = w_rows * kv * max(1, rows_bytes / beat)
             # What post-processing reads beside the sums.

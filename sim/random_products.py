@@ -121,6 +121,7 @@ CAMPAIGN: tuple[dict[str, Any], ...] = (
         "lanes": 64,
         "scaling": "group",
         "window_shift": 26,
+        "pipeline": "fast",
         "data_width": 256,
         "activation_depth": 32,
         "weight_depth": 16,

@@ -79,14 +79,14 @@ def _cases() -> dict[str, Case]:
         "slots": {},
         "slots-exponent": {"step": "exponent"},
         "slots-1": {"slots_per_block": 1},
-        "slots-3-exponent": {"slots_per_block": 3, "step": "exponent"},
+        "slots-3-exponent-fast": {"slots_per_block": 3, "step": "exponent", "pipeline": "fast"},
         "slots-4": {"slots_per_block": 4},
         "slots-group": {"scaling": "group"},
         "slots-lanes-64": {"lanes": 64},
         "slots-window-20": {"window_shift": 20},
         "inplace": {"refinement": "inplace"},
         "inplace-exponent": {"refinement": "inplace", "step": "exponent"},
-        "inplace-group-lanes-64": {"refinement": "inplace", "scaling": "group", "lanes": 64},
+        "inplace-group-lanes-64-fast": {"refinement": "inplace", "scaling": "group", "lanes": 64, "pipeline": "fast"},
         "none": {"refinement": "none"},
         "none-group": {"refinement": "none", "scaling": "group"},
     }
@@ -98,16 +98,25 @@ def _cases() -> dict[str, Case]:
     }
     cases = [Case(f"vmac-{name}", "vmac", parameters) for name, parameters in vmacs.items()]
     cases[0] = dataclasses.replace(cases[0], vectors=1_000_000)
-    cases += [Case("vmac_nvfp4", "vmac_nvfp4", {}), Case("vmac_nvfp4-lanes-64", "vmac_nvfp4", {"lanes": 64})]
+    cases += [
+        Case("vmac_nvfp4", "vmac_nvfp4", {}),
+        Case("vmac_nvfp4-lanes-64-fast", "vmac_nvfp4", {"lanes": 64, "pipeline": "fast"}),
+    ]
     cases += [
         Case("vmac_autofp2-pair", "vmac_autofp2", {}),
-        Case("vmac_autofp2-group", "vmac_autofp2", {"scaling": "group"}),
+        Case("vmac_autofp2-group-fast", "vmac_autofp2", {"scaling": "group", "pipeline": "fast"}),
         Case("vmac_autofp2-lanes-64", "vmac_autofp2", {"lanes": 64}),
     ]
     cases += [Case(f"weight_encoder-{name}", "weight_encoder", parameters) for name, parameters in encoders.items()]
     elements: dict[str, dict[str, Any]] = {
         "slots": {},
-        "slots-1-small": {"slots_per_block": 1, "weight_entries": 2, "activation_entries": 4, "accumulators": 8},
+        "slots-1-small-fast": {
+            "slots_per_block": 1,
+            "weight_entries": 2,
+            "activation_entries": 4,
+            "accumulators": 8,
+            "pipeline": "fast",
+        },
         "slots-4-group-lanes-64": {"slots_per_block": 4, "step": "exponent", "scaling": "group", "lanes": 64},
         "inplace": {"refinement": "inplace", "activation_entries": 16},
         "none": {"refinement": "none", "accumulators": 32},

@@ -47,7 +47,7 @@ RECIPES = {
     "area": "".join(map(_MAP.format, (" -m", "", " -m"))),
     "plain": "",
     # Scripts that restructure more make ripple adders of prefix adders.
-    "speed": "strash;&get -n;&dch -f;&nf;&put;topo;buffer -p;topo;upsize{D};dnsize{D}",
+    "speed": "strash;&get -n;&nf;&put;topo;buffer -p;topo;upsize{D};dnsize{D}",
 }
 """ABC scripts by name: ``area``, the default, gives smaller results than Yosys' own, ``plain`` (docs/area.md); ``speed`` keeps the structure of
 adders, buffers nets with many loads and sizes cells (docs/timing.md)."""

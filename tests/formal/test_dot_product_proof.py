@@ -45,6 +45,7 @@ FIXED = VmacConfig()
 CONFIGURATIONS = {
     "fixed": FIXED,
     "exponent": VmacConfig(step="exponent"),
+    "fast": VmacConfig(pipeline="fast"),
     "one slot": VmacConfig(slots_per_block=1),
     "three slots": VmacConfig(slots_per_block=3),
     "four slots": VmacConfig(slots_per_block=4, step="exponent"),
@@ -93,8 +94,8 @@ def exhaustive_sum(block, port, inputs, expected):
     return total % (1 << polynomial.width) == 0
 
 
-def digit_sums_hold():
-    block = netlist(DigitBlock())
+def digit_sums_hold(fast=False):
+    block = netlist(DigitBlock(fast=fast))
     a, w = block.ports["a"], block.ports["w"]
     inputs = [a[4 * k : 4 * k + 4] + w[5 * k : 5 * k + 5] for k in range(GROUP)]
     assert (GROUP * 12 * 2).bit_length() < len(block.ports["even"]) == len(block.ports["odd"])
@@ -105,8 +106,9 @@ def digit_sums_hold():
     return exhaustive_sum(block, "even", inputs, product(0)) and exhaustive_sum(block, "odd", inputs, product(1))
 
 
-def test_a_block_adds_sixteen_products_of_digits_and_activations_exactly():
-    assert digit_sums_hold()
+@pytest.mark.parametrize("fast", [False, True], ids=["compact", "fast"])
+def test_a_block_adds_sixteen_products_of_digits_and_activations_exactly(fast):
+    assert digit_sums_hold(fast)
 
 
 def test_a_missing_shift_of_digit_two_is_caught(monkeypatch):
@@ -125,8 +127,8 @@ def test_a_tree_that_drops_a_carry_is_caught(monkeypatch):
         digit_sums_hold()
 
 
-def product_sum_holds():
-    block = netlist(ProductBlock())
+def product_sum_holds(fast=False):
+    block = netlist(ProductBlock(fast=fast))
     a, w = block.ports["a"], block.ports["w"]
     inputs = [a[4 * k : 4 * k + 4] + w[4 * k : 4 * k + 4] for k in range(GROUP)]
     assert (GROUP * 12 * 12).bit_length() < len(block.ports["dot"])
@@ -135,16 +137,18 @@ def product_sum_holds():
     )
 
 
-def test_a_baseline_block_adds_sixteen_direct_products_exactly():
-    assert product_sum_holds()
+@pytest.mark.parametrize("fast", [False, True], ids=["compact", "fast"])
+def test_a_baseline_block_adds_sixteen_direct_products_exactly(fast):
+    assert product_sum_holds(fast)
 
 
-def test_a_sign_correction_of_the_wrong_weight_is_caught(monkeypatch):
-    def signed_terms(magnitudes, signs, original=hdl.lib.arith.signed_terms):
-        return [*original(magnitudes, signs)[:-1], original(magnitudes, signs)[-1] << 1]
+def test_a_sign_that_is_counted_for_another_lane_is_caught(monkeypatch):
+    def shallow_sum(magnitudes, signs, width, original=hdl.lib.arith.shallow_sum):
+        return original(magnitudes, [*signs[:-1], signs[-2]], width)
 
-    monkeypatch.setattr("hdl.vmac_nvfp4.signed_terms", signed_terms)
-    assert not product_sum_holds()
+    monkeypatch.setattr(hdl.lanes, "shallow_sum", shallow_sum)
+    with pytest.raises(NotLinearError):
+        digit_sums_hold(fast=True)
 
 
 class Refinement(wiring.Component):

@@ -17,6 +17,8 @@ CONFIGURATIONS = {
     "64 lanes": VmacConfig(lanes=64, slots_per_block=4, step="exponent"),
     "in place, group scales": VmacConfig(refinement="inplace", scaling="group", window_shift=26),
     "none": VmacConfig(refinement="none"),
+    "fast": VmacConfig(pipeline="fast"),
+    "fast, group scales": VmacConfig(refinement="none", scaling="group", pipeline="fast"),
 }
 
 
@@ -35,7 +37,13 @@ def width(component, name):
 
 
 def wiring_proof_text(config, dut):
-    """Write what each block must get; x1, x2, x3 is input x, or a cut block's output, one, two and three cycles ago."""
+    """Write what each block must get; x1, x2, x3 is input x, or a cut block's output, one, two and three cycles ago.
+
+    A fast vMAC has registers behind its trees and refinement, and all that follows but the scales is a cycle later.
+    """
+    fast = config.pipeline == "fast"
+    behind, reduced, accumulated = ("1", "mode_nvfp42", "mode_nvfp44") if fast else ("", "mode_nvfp41", "mode_nvfp43")
+    latency = 5 if fast else 4
     refined, group = config.refinement != "none", config.scaling == "group"
     blocks, n = config.blocks, config.w_scale_bytes
     ins = [name for name, member in dut.signature.members.items() if member.flow.name == "In"]
@@ -45,9 +53,13 @@ def wiring_proof_text(config, dut):
     lines += [f"  wire [{width(dut, name) - 1}:0] {name};" for name in outs]
     lines += ["  dut dut(.clk(clk), .rst(rst), " + ", ".join(f".{name}({name})" for name in [*ins, *outs]) + ");"]
     delayed = ["mode_nvfp4", "a", "w", "a_scale", "w_scale", *(f"gate{j}_held" for j in range(blocks) if refined)]
+    if fast:
+        delayed += [f"digits{j}_{row}" for j in range(blocks) for row in ("even", "odd")]
+        delayed += [f"refinement{j}_r" for j in range(blocks) if refined]
     lines += [f"  reg [{width(dut, x) - 1}:0] {x}1;" for x in delayed]
-    lines += ["  reg mode_nvfp42, mode_nvfp43;", f"  reg [{width(dut, 'acc0_total') - 1}:0] total1;"]
-    lines += ["  reg [2:0] age = 0;", "  reg v1 = 0, v2 = 0, v3 = 0, v4 = 0, nan = 0, sat = 0, illegal = 0;"]
+    lines += ["  reg mode_nvfp42, mode_nvfp43, mode_nvfp44;", f"  reg [{width(dut, 'acc0_total') - 1}:0] total1;"]
+    valid = [f"v{n}" for n in range(1, latency + 1)]
+    lines += ["  reg [2:0] age = 0;", f"  reg {' = 0, '.join(valid)} = 0, nan = 0, sat = 0, illegal = 0;"]
     # Scale bytes that the vector's mode uses: all, but in NVFP4 mode not the odd row's, in AutoFP2 mode with pair scales not the odd blocks'.
     bad = [
         (f"{port}[{8 * i + 7}] || {port}[{8 * i} +: 7] == 7'h7f", when)
@@ -62,12 +74,14 @@ def wiring_proof_text(config, dut):
         ]
     ]
     any_bad = " || ".join(f"({when} && ({byte}))" for byte, when in bad)
-    lines += ["  always @(posedge clk) begin", "    if (age < 4) age <= age + 1;"]
+    lines += ["  always @(posedge clk) begin", "    if (age < 5) age <= age + 1;"]
     lines += [f"    {x}1 <= {x};" for x in delayed]
-    lines += ["    mode_nvfp42 <= mode_nvfp41; mode_nvfp43 <= mode_nvfp42; total1 <= acc0_total;"]
-    lines += ["    {v1, v2, v3, v4} <= rst ? 4'd0 : {valid_i, v1, v2, v3};"]
+    lines += [
+        "    mode_nvfp42 <= mode_nvfp41; mode_nvfp43 <= mode_nvfp42; mode_nvfp44 <= mode_nvfp43; total1 <= acc0_total;"
+    ]
+    lines += [f"    {{{', '.join(valid)}}} <= rst ? 0 : {{valid_i, {', '.join(valid[:-1])}}};"]
     lines += [f"    nan <= !rst && (nan || (valid_i && ({any_bad})));"]
-    lines += ["    sat <= !rst && (sat || (v3 && acc0_saturated));"]
+    lines += [f"    sat <= !rst && (sat || ({valid[-2]} && acc0_saturated));"]
     if refined:
         lines += ["    illegal <= !rst && (illegal || (valid_i && refine_en && !mode_nvfp4));"]
     lines += ["  end", "  always @* begin"]
@@ -75,11 +89,11 @@ def wiring_proof_text(config, dut):
     def check(condition, age=0):
         lines.append(f"    if (age >= {age}) assert ({condition});")
 
-    check("valid_o == v4")
+    check(f"valid_o == {valid[-1]}")
     check("status == {nan, sat, illegal}")
     check("!valid_o || psum_o == total1", 1)
     check("acc0_psum == psum_i")
-    check("acc0_exact == mode_nvfp43", 3)
+    check(f"acc0_exact == {accumulated}", latency - 1)
     for j in range(blocks):
         check(f"digits{j}_a == a1[{64 * j} +: 64]", 1)
         check(f"digits{j}_w == w1[{80 * j} +: 80]", 1)
@@ -95,22 +109,24 @@ def wiring_proof_text(config, dut):
     scalers, even, odd = [], [], []
     for p in range(blocks // 2):
         i, j = 2 * p, 2 * p + 1
-        check(f"reduction{p}_mode_nvfp4 == mode_nvfp41", 1)
+        check(f"reduction{p}_mode_nvfp4 == {reduced}", 2)
         for port, tree in (
             ("a", f"digits{i}_even"),
             ("b", f"digits{i}_odd"),
             ("c", f"digits{j}_even"),
             ("d", f"digits{j}_odd"),
         ):
-            check(f"reduction{p}_{port} == {tree}", 1)
+            check(f"reduction{p}_{port} == {tree}{behind}", 2)
         if refined:
-            check(f"reduction{p}_r0 == refinement{i}_r && reduction{p}_r1 == refinement{j}_r", 1)
+            check(f"reduction{p}_r0 == refinement{i}_r{behind} && reduction{p}_r1 == refinement{j}_r{behind}", 2)
         if group:
             unit = 4 if refined else 1
             even.append(len(scalers))
-            scalers.append((f"(mode_nvfp41 ? 0 : {unit} * $signed(digits{j}_even))", "1'b1", f"{j}", f"{j}"))
+            scalers.append((f"({reduced} ? 0 : {unit} * $signed(digits{j}_even{behind}))", "1'b1", f"{j}", f"{j}"))
             odd.append(len(scalers))
-            scalers.append((f"(mode_nvfp41 ? 0 : {unit} * $signed(digits{i}_odd))", "1'b1", f"{blocks + i}", f"{i}"))
+            scalers.append(
+                (f"({reduced} ? 0 : {unit} * $signed(digits{i}_odd{behind}))", "1'b1", f"{blocks + i}", f"{i}")
+            )
         even.append(len(scalers))
         scalers.append((f"$signed(reduction{p}_o0)", "!mode_nvfp41", f"{i}", f"{i}"))
         odd.append(len(scalers))
@@ -123,7 +139,7 @@ def wiring_proof_text(config, dut):
             )
         )
     for s, (o, half, w_byte, a_byte) in enumerate(scalers):
-        check(f"$signed(scaler{s}_o) == {o}", 1)
+        check(f"$signed(scaler{s}_o) == {o}", 2)
         check(f"scaler{s}_half == {half}", 1)
         check(f"scaler{s}_w_scale == w_scale1[8 * {w_byte} +: 7]", 1)
         check(f"scaler{s}_a_scale == a_scale1[8 * {a_byte} +: 7]", 1)
@@ -173,10 +189,21 @@ def test_scales_of_swapped_blocks_are_caught(monkeypatch):
 
 
 def test_a_valid_bit_that_comes_a_cycle_late_is_caught(monkeypatch):
-    monkeypatch.setattr(Vmac, "latency", Vmac.latency + 1)
+    monkeypatch.setattr(VmacConfig, "latency", 5)
     outcome = wiring_outcome(CONFIGURATIONS["slots"], monkeypatch)
     assert not outcome.holds
     assert "valid_o == v4" in str(outcome.failed)
+
+
+def test_scales_a_cycle_late_in_the_fast_pipeline_are_caught(monkeypatch):
+    def input_registers(m, component, names, original=hdl.vmac.input_registers):
+        stage = original(m, component, names)
+        return stage | {"a_scale": [hdl.vmac.registered(m, "late", scale) for scale in stage["a_scale"]]}
+
+    monkeypatch.setattr(hdl.vmac, "input_registers", input_registers)
+    outcome = wiring_outcome(CONFIGURATIONS["fast, group scales"], monkeypatch)
+    assert not outcome.holds
+    assert "a_scale1" in str(outcome.failed)
 
 
 def test_a_scale_byte_with_its_sign_set_that_goes_unreported_is_caught(monkeypatch):

@@ -20,15 +20,16 @@ CONFIGURATIONS = [
     ("vmac", {"refinement": "inplace"}),
     ("vmac", {"refinement": "none", "window_shift": 26}),
     ("vmac", {"step": "exponent", "slots_per_block": 3}),
+    ("vmac", {"pipeline": "fast"}),
     ("vmac", {"refinement": "inplace", "step": "exponent", "scaling": "group", "lanes": 64}),
     ("vmac_nvfp4", {}),
-    ("vmac_nvfp4", {"lanes": 96}),
+    ("vmac_nvfp4", {"lanes": 96, "pipeline": "fast"}),
     ("vmac_autofp2", {}),
-    ("vmac_autofp2", {"scaling": "group"}),
+    ("vmac_autofp2", {"scaling": "group", "pipeline": "fast"}),
     ("weight_encoder", {}),
     ("weight_encoder", {"scaling": "group", "registered": True}),
     ("pe", {}),
-    ("pe", {"refinement": "inplace", "activation_entries": 32}),
+    ("pe", {"refinement": "inplace", "activation_entries": 32, "pipeline": "fast"}),
     ("pe", {"refinement": "none", "weight_entries": 2}),
     ("pe", {"slots_per_block": 4, "scaling": "group", "window_shift": 26, "lanes": 64, "accumulators": 4}),
     ("uart_pe", {}),
@@ -38,14 +39,17 @@ CONFIGURATIONS = [
     ("tile_engine", {"rows": 2, "columns": 2, "activation_depth": 32, "weight_depth": 64}),
     ("tile_engine", {"rows": 1, "columns": 1, "refinement": "none", "activation_depth": 64, "weight_depth": 16}),
     ("accelerator", {}),
-    ("accelerator", {"rows": 1, "columns": 1, "refinement": "none", "data_width": 64, "address_width": 32}),
+    (
+        "accelerator",
+        {"rows": 1, "columns": 1, "refinement": "none", "data_width": 64, "address_width": 32, "pipeline": "fast"},
+    ),
     (
         "accelerator",
         {"rows": 2, "columns": 3, "lanes": 64, "data_width": 1024, "address_width": 64, "scaling": "group"},
     ),
     ("accelerator", {"rows": 1, "columns": 3, "ppu": True, "address_width": 20, "accumulators": 64}),
     ("array", {"rows": 1, "columns": 3}),
-    ("array", {"rows": 3, "columns": 1, "refinement": "none"}),
+    ("array", {"rows": 3, "columns": 1, "refinement": "none", "pipeline": "fast"}),
     ("policy", {}),
     ("policy", {"integer_bits": 1, "fraction_bits": 1, "count_bits": 2, "level_slots": 2}),
     ("policy", {"integer_bits": 32, "fraction_bits": 24, "count_bits": 24, "level_slots": 16}),
@@ -252,7 +256,7 @@ def test_list_names_every_block_and_parameter(capsys):
         (["vmac", "--set", "lanes"], "--set must be NAME=VALUE, not 'lanes'"),
         (
             ["vmac_nvfp4", "--set", "steps=2"],
-            "parameter of vmac_nvfp4 must be one of lanes, not 'steps'",
+            "parameter of vmac_nvfp4 must be one of lanes, pipeline, not 'steps'",
         ),
         (["weight_encoder", "--set", "registered=1"], "registered must be true or false, not '1'"),
         (["vnac"], f"block must be one of {', '.join(BLOCKS)} or all, not 'vnac'"),
@@ -298,5 +302,5 @@ def test_output_folder_that_is_a_file_gives_one_clear_line(tmp_path, capsys):
 def test_unknown_block_and_parameter_are_rejected_by_the_function_too():
     with pytest.raises(ValueError, match=r"^block must be one of vmac, .*, not 'x'$"):
         generate("x")
-    with pytest.raises(ValueError, match=r"^parameter of vmac_nvfp4 must be one of lanes, not 'slots'$"):
+    with pytest.raises(ValueError, match=r"^parameter of vmac_nvfp4 must be one of lanes, pipeline, not 'slots'$"):
         generate("vmac_nvfp4", slots=2)

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 from amaranth.hdl import Cat, Const, Module, Shape, Signal, Value
+from amaranth.hdl import signed as signed_shape
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.lib import verilog
-from hdl.lib.arith import gated, signed_sum_width, signed_terms, tree_sum
+from hdl.lib.arith import gated, shallow_sum, signed_sum_width, signed_terms, tree_sum
 from hdl.lib.e2m1 import E2M1Code
 from hdl.lib.scale import ScaleByte
 from hdl.lib.toolchain import find_tool
@@ -82,6 +83,29 @@ def test_sign_magnitude_terms_sum_to_the_signed_sum(seed):
         assert signed(total, 10) == expected
 
 
+def test_shallow_sum_is_the_signed_sum(seed):
+    class Sum(wiring.Component):
+        magnitudes: In(30)
+        signs: In(6)
+        total: Out(signed_shape(9))
+
+        def elaborate(self, platform):
+            m = Module()
+            parts = [self.magnitudes[5 * i : 5 * i + 5] for i in range(6)]
+            m.d.comb += self.total.eq(shallow_sum(parts, list(self.signs), 9))
+            return m
+
+    rng = np.random.default_rng(seed)
+    magnitudes = [0, (1 << 30) - 1, *rng.integers(0, 1 << 30, 10).tolist()]
+    rows = [{"magnitudes": m, "signs": signs} for m in magnitudes for signs in range(64)]
+    found = evaluate(Sum(), rows, ["total"])
+    assert [signed(total, 9) for (total,) in found] == [
+        sum((row["magnitudes"] >> 5 * i & 31) * (-1) ** (row["signs"] >> i & 1) for i in range(6)) for row in rows
+    ]
+    with pytest.raises(ValueError, match=r"^magnitudes must be at least as wide as a count, 3 bits, not 2$"):
+        shallow_sum([Signal(2)] * 4, [Signal(1)] * 4, 5)
+
+
 def test_case_sum_of_sixteen_six_bit_values_is_a_ten_bit_tree():
     total = tree_sum([Signal(6, name=f"x{i}") for i in range(16)])
     assert len(total) == 10
@@ -110,7 +134,8 @@ def test_bad_sums_are_named():
         signed_terms([Signal(2)] * 4, [Signal(1)] * 4)
 
 
-def test_scaler_is_exact_on_random_and_extreme_operands(seed):
+@pytest.mark.parametrize("lead", [None, 0, 1])
+def test_scaler_is_exact_on_random_and_extreme_operands(lead, seed):
     rng = np.random.default_rng(seed)
     rows = [
         {
@@ -122,9 +147,12 @@ def test_scaler_is_exact_on_random_and_extreme_operands(seed):
         for _ in range(800)
     ]
     rows = [row for row in rows if not row["half"] or abs(signed(row["o"], 15)) < 2**13]
-    results = evaluate(BlockScaler(15), rows, ["aligned"], clocked=True, latency=2)
+    # With a lead of 1 a row's dot product comes with the scales of the next.
+    ahead = lead or 0
+    offered = [{**row, "o": rows[max(n - ahead, 0)]["o"]} for n, row in enumerate([*rows, *rows[:ahead]])]
+    results = evaluate(BlockScaler(15, lead=lead), offered, ["aligned"], clocked=True, latency=2 + ahead)
     compared = 0
-    for row, (aligned,) in zip(rows, results, strict=True):
+    for row, (aligned,) in zip(rows, results[: len(rows)], strict=True):
         m = [int(scale_significand(np.uint8(row[name]))) for name in ("w_scale", "a_scale")]
         e = [int(scale_exponent(np.uint8(row[name]))) for name in ("w_scale", "a_scale")]
         assert signed(aligned, 51) == signed(row["o"], 15) * m[0] * m[1] << sum(e) - 2 + row["half"]

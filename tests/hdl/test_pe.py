@@ -1,5 +1,6 @@
 """The processing element in Amaranth's simulator: small tiles, commands, status and cycles; injected bugs are noticed."""
 
+import dataclasses
 import random
 import types
 from collections import deque
@@ -175,8 +176,9 @@ def test_a_tile_worked_by_hand():
         PeConfig(refinement="inplace", weight_entries=2),
         PeConfig(refinement="none", activation_entries=2, accumulators=8),
         PeConfig(slots_per_block=1, scaling="group", step="exponent", accumulators=4),
+        PeConfig(pipeline="fast", weight_entries=2, activation_entries=4, accumulators=8),
     ],
-    ids=["default", "inplace", "none", "two-words"],
+    ids=["default", "inplace", "none", "two-words", "fast"],
 )
 def test_random_tiles_and_their_cycles(config, seed):
     rng = np.random.default_rng(seed)
@@ -192,9 +194,10 @@ def test_random_tiles_and_their_cycles(config, seed):
     run.go(bench)
 
 
-def test_short_tiles():
+@pytest.mark.parametrize(("pipeline", "behind"), [("compact", 6), ("fast", 7)])
+def test_short_tiles(pipeline, behind):
     """With fewer than three sums a K-vector takes three cycles, with three as many; single vectors come back to back."""
-    run = Run(SMALL)
+    run = Run(dataclasses.replace(SMALL, pipeline=pipeline))
 
     def ones(m, n, kv, code=2):
         tile = plain(m, n, kv)
@@ -205,10 +208,12 @@ def test_short_tiles():
         for m, n, kv in ((1, 1, 4), (2, 1, 4), (1, 2, 4), (3, 1, 4), (1, 3, 4)):
             results = await compare(ctx, run, [ones(m, n, kv)])
             assert [psum for _, psum, _ in results] == [kv * UNIT] * m * n
-            assert results[-1][0] == 3 * (kv - 1) + m * n + 6 + m * n
+            assert results[-1][0] == 3 * (kv - 1) + m * n + behind + m * n
         results = await compare(ctx, run, [ones(1, 1, 1, code) for code in range(1, 7)])
         assert [psum for _, psum, _ in results] == [int(value * UNIT) for value in (0.5, 1, 1.5, 2, 3, 4)]
-        assert [cycle for cycle, _, _ in results] == [8, 9, 17, 18, 26, 27]
+        assert [cycle for cycle, _, _ in results] == [
+            (behind + 3) * pair + behind + 2 + single for pair in range(3) for single in range(2)
+        ]
         # Masks mean nothing without refine_en.
         masked = ones(1, 1, 1)
         masked.weights.masks[:] = masked.activations.masks[:] = 15
@@ -356,6 +361,8 @@ def test_two_tiles_wait_for_a_blocked_result():
 
 
 BUGS = {
+    "a sum is fetched a cycle early": ("fetch, deposit = vmac.psum_delay,", "fetch, deposit = vmac.psum_delay - 1,"),
+    "a sum is stored under the next one's address": ("1 + vmac.latency\n", "vmac.latency\n"),
     "no interlock": ("hazard.eq(short & ", "hazard.eq(0 & "),
     "one activation is not rewound": ("rewind.eq(last_m & ~last_n)", "rewind.eq(last_m & ~last_n & ~first_m)"),
     "no rewind": ("rewind.eq(last_m & ~last_n)", "rewind.eq(0)"),
@@ -377,7 +384,7 @@ BUGS = {
     "status counts masks in any mode": ("with m.If(valid[1] & refine):", "with m.If(valid[1]):"),
     "not busy while it drains": ("self.busy.eq(active | occupied.any())", "self.busy.eq(active)"),
     "clear at any time": ("clear.eq(self.clear & ~self.busy)", "clear.eq(self.clear)"),
-    "a tile of three waits": ("short.eq(product < READ_AFTER_WRITE)", "short.eq(product <= READ_AFTER_WRITE)"),
+    "a tile of three waits": ("short.eq(product < again)", "short.eq(product <= again)"),
     "no K-vectors": ("| ~command.kv.any()", "| Const(0, 1)"),
     "a product one too large": ("_exceeds(product, config.max_words)", "_exceeds(product, config.max_words + 1)"),
 }
@@ -460,6 +467,17 @@ def test_sound_element_passes_what_the_bugs_are_put_to():
 def test_bugs_are_noticed(bug):
     with pytest.raises(AssertionError):
         all_is_well(edited(hdl.pe, BUGS[bug]).Pe)
+
+
+def test_a_latency_that_the_model_does_not_know_is_noticed():
+    run = Run(SMALL, Pe(dataclasses.replace(SMALL, pipeline="fast")))
+
+    async def bench(ctx):
+        await compare(ctx, run, [plain(2, 2, 2)])
+        with pytest.raises(AssertionError):
+            await compare_cycles(ctx, run, [plain(2, 2, 2)])
+
+    run.go(bench)
 
 
 @pytest.mark.parametrize("bug", COLLECTOR_BUGS)

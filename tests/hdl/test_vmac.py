@@ -101,6 +101,7 @@ CASES = {
     "odd half empty": (vector(AUTOFP2, {0: 6}, {0: 0b1_01_10}, psum_i=MIN << 32 | 8), MIN << 32 | 8, SATURATED),
 }
 SPACE = 8
+LATENCY, PSUM_DELAY = 4, 3
 
 
 IN_FLIGHT = [
@@ -127,10 +128,10 @@ def test_case_worked_by_hand(name, worked):
     """The sum is there with valid_o, latency cycles after its vector and in no other; status stays until the reset."""
     given, psum, status = CASES[name]
     cycles = worked[name]
-    assert [valid for valid, _, _ in cycles] == [int(n == Vmac.latency - 1 and given["valid_i"]) for n in range(SPACE)]
+    assert [valid for valid, _, _ in cycles] == [int(n == LATENCY - 1 and given["valid_i"]) for n in range(SPACE)]
     if psum is not None:
-        assert cycles[Vmac.latency - 1][1] == psum
-    assert {raised for _, _, raised in cycles[Vmac.latency - 1 : -1]} == {status}
+        assert cycles[LATENCY - 1][1] == psum
+    assert {raised for _, _, raised in cycles[LATENCY - 1 : -1]} == {status}
     assert cycles[-1][2] == 0
 
 
@@ -168,11 +169,17 @@ def word(values, width):
 
 
 @pytest.mark.parametrize(
-    "config",
-    [VmacConfig(), VmacConfig(refinement="inplace", scaling="group", window_shift=27)],
-    ids=["default", "inplace-group-27"],
+    ("config", "delay"),
+    [
+        (VmacConfig(), 3),
+        (VmacConfig(refinement="inplace", scaling="group", window_shift=27), 3),
+        (VmacConfig(pipeline="fast"), 4),
+        (VmacConfig(refinement="inplace", step="exponent", scaling="group", pipeline="fast"), 4),
+        (VmacConfig(slots_per_block=1, pipeline="fast"), 4),
+    ],
+    ids=["default", "inplace-group-27", "fast", "inplace-exponent-group-fast", "slots-1-fast"],
 )
-def test_random_vectors_of_all_modes_in_a_row_give_the_sums_of_the_model(config, seed):
+def test_random_vectors_of_all_modes_in_a_row_give_the_sums_of_the_model(config, delay, seed):
     count = 200
     v = draw(np.random.default_rng(seed), config, count)
     # Every fourth sum starts near a limit of both halves.
@@ -194,8 +201,8 @@ def test_random_vectors_of_all_modes_in_a_row_give_the_sums_of_the_model(config,
         for n in range(count)
     ]
     found = run(config, rows)
-    assert [valid for valid, _, _ in found] == [0] * Vmac.psum_delay + [1] * count
-    assert [psum for _, psum, _ in found[Vmac.psum_delay :]] == expected.psum.tolist()
+    assert [valid for valid, _, _ in found] == [0] * delay + [1] * count
+    assert [psum for _, psum, _ in found[delay:]] == expected.psum.tolist()
     assert found[-1][2] == np.bitwise_or.reduce(expected.status) == ILLEGAL | SATURATED
 
 
@@ -235,12 +242,22 @@ def test_ports_of_refinement_exist_only_with_it():
 
 
 def test_latency_and_the_delay_of_the_partial_sum_are_stated():
-    assert (Vmac(VmacConfig()).latency, Vmac(VmacConfig()).psum_delay) == (4, 3)
+    for pipeline, expected in (("compact", (LATENCY, PSUM_DELAY)), ("fast", (5, 4))):
+        vmac = Vmac(VmacConfig(pipeline=pipeline))
+        assert (vmac.latency, vmac.psum_delay) == expected
+
+
+@pytest.mark.parametrize("late", [-1, 1])
+def test_a_sum_a_cycle_early_or_late_is_noticed(late, monkeypatch):
+    monkeypatch.setattr(VmacConfig, "latency", property(lambda self: 5 + late))
+    with pytest.raises(AssertionError):
+        test_random_vectors_of_all_modes_in_a_row_give_the_sums_of_the_model(VmacConfig(pipeline="fast"), 4, 1)
 
 
 @pytest.mark.parametrize(
     ("parameters", "error", "message"),
     [
+        ({"pipeline": "slow"}, ValueError, "pipeline must be one of compact, fast, not 'slow'"),
         ({"lanes": 48}, ValueError, "lanes must be a positive multiple of 32, not 48"),
         ({"lanes": True}, TypeError, "lanes must be an integer, not True"),
         ({"refinement": "all"}, ValueError, "refinement must be one of slots, inplace, none, not 'all'"),

@@ -57,6 +57,10 @@ def test_every_product_of_two_codes_is_exact():
     assert len(expected) == 258
 
 
+DELAY = 3
+"""Cycles from a vector to its partial sum, in both pipelines."""
+
+
 def test_vectors_worked_by_hand_come_out_in_order_and_a_reset_drops_those_in_flight():
     lane, both = ({0: 3}, {0: 5}), ({0: 3, 16: 11}, {0: 5, 16: 5})  # 1.5 · 3, and with its negative in block 1
     cases = [
@@ -76,21 +80,21 @@ def test_vectors_worked_by_hand_come_out_in_order_and_a_reset_drops_those_in_fli
     dropped = [vector(*lane)] * 3 + [vector(*lane, rst=1)]
     after = [(vector(*lane, psum_i=n), 72 * UNIT + n) for n in (1, 2)]
     found = run(Nvfp4Config(), [row for row, _ in cases] + dropped + [row for row, _ in after])
-    delay = VmacNvfp4.psum_delay
     reset = len(cases) + len(dropped) - 1
     valid, psum, status = zip(*found, strict=True)
-    # A vector is out delay rows after its own, so the last of the cases comes just before the reset.
+    # A vector is out DELAY rows after its own, so the last of the cases comes just before the reset.
     expected = [total for _, total in cases] + [None] * len(dropped) + [total for _, total in after]
-    assert valid == tuple([0] * delay + [int(total is not None) for total in expected])
-    compared = [(psum[n + delay], total) for n, total in enumerate(expected) if total is not None]
+    assert valid == tuple([0] * DELAY + [int(total is not None) for total in expected])
+    compared = [(psum[n + DELAY], total) for n, total in enumerate(expected) if total is not None]
     assert [total for total, _ in compared] == [total for _, total in compared]
     assert len(compared) == 12
     # The NaN scale of the vector that is not valid raises nothing; the next one's is kept until the reset.
     assert status == (0,) * 11 + (1,) * (reset - 11) + (0,) * (len(found) - reset)
 
 
-def test_random_vectors_give_the_sums_of_the_model(seed):
-    rng, count, config = np.random.default_rng(seed), 200, Nvfp4Config()
+@pytest.mark.parametrize("pipeline", ["compact", "fast"])
+def test_random_vectors_give_the_sums_of_the_model(pipeline, seed):
+    rng, count, config = np.random.default_rng(seed), 200, Nvfp4Config(pipeline=pipeline)
     a, w = rng.integers(0, 16, (2, count, 32), dtype=np.uint8)
     a_scale, w_scale = rng.integers(0, 0x7F, (2, count, 2), dtype=np.uint8)
     psum = rng.integers(0, 2**64, count, dtype=np.uint64)
@@ -109,10 +113,9 @@ def test_random_vectors_give_the_sums_of_the_model(seed):
         for n in range(count)
     ]
     found = run(config, rows)
-    delay = VmacNvfp4.psum_delay
-    assert [valid for valid, _, _ in found] == [0] * delay + [1] * count
-    assert [total for _, total, _ in found[delay:]] == expected.tolist()
-    assert [raised for _, _, raised in found] == [0] * (count - 1) + [1] * (delay + 1)
+    assert [valid for valid, _, _ in found] == [0] * DELAY + [1] * count
+    assert [total for _, total, _ in found[DELAY:]] == expected.tolist()
+    assert [raised for _, _, raised in found] == [0] * (count - 1) + [1] * (DELAY + 1)
     assert status.tolist() == [0] * (count - 1) + [1]
 
 

@@ -89,6 +89,7 @@ def test_element_parameters_are_handed_on():
         "step": "exponent",
         "scaling": "group",
         "window_shift": 27,
+        "pipeline": "fast",
         "weight_entries": 8,
         "activation_entries": 16,
         "accumulators": 32,

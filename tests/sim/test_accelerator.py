@@ -627,6 +627,7 @@ def test_results_that_are_wrong_are_noticed(accelerator, seed):
 TINY = {
     **{"rows": 1, "columns": 2, "activation_depth": 16, "weight_depth": 8, "accumulators": 16, "weight_entries": 2},
     **{"activation_entries": 4, "data_width": 64, "address_width": 32, "max_burst": 8, "outstanding": 2},
+    "pipeline": "fast",
 }
 
 

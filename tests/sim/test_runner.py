@@ -197,7 +197,7 @@ def version(name):
 
 importlib.metadata.version = version
 import sim.accelerator, sim.real_input, sim.regress, synth.mutate
-print(sim.regress.main(["pe-slots-1-small"]), synth.mutate.main(["pe"]), sim.regress.main(["--vectors", "0"]))
+print(sim.regress.main(["pe-slots-1-small-fast"]), synth.mutate.main(["pe"]), sim.regress.main(["--vectors", "0"]))
 """
 
 
