@@ -1,4 +1,4 @@
-"""``python -m synth.targets``: the vMAC and the NVFP4-only baseline in every flow, beside the goals for them; docs/area.md says how to read it."""
+"""``python -m synth.targets``: vMAC and NVFP4-only baseline in every flow, and the clock, beside their goals; docs/area.md says how to read it."""
 
 import argparse
 import json
@@ -6,16 +6,31 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hdl.build import generate
+from model.vmac import LATENCY
 from synth.liberty import LibertyError
 from synth.libraries import PRESETS, LibertyFiles, find, prepare
 from synth.report import BASELINE, MAIN, Bench, without_status
 from synth.stat import SynthesisError
-from synth.yosys import RECIPES, TOOLS
+from synth.timing import time_design
+from synth.yosys import RECIPES, TOOLS, measure
 
-__all__ = ["GOALS", "Goal", "Row", "main", "measure_flows", "table"]
+__all__ = [
+    "CLOCKS",
+    "GOALS",
+    "Clock",
+    "Goal",
+    "Row",
+    "clock_table",
+    "main",
+    "measure_clocks",
+    "measure_flows",
+    "table",
+]
 
 TRANSISTORS = "transistors"
 """The flow without a library: NAND, NOR and NOT, Yosys' estimate of their transistors. Only for comparing with others who use it."""
@@ -76,6 +91,39 @@ class Row:
             "goal": None if goal is None else vars(goal) | {"nvfp4": round(1.02 * goal.nvfp4, 3)},
             "met": self.verdicts(),
         }
+
+
+CLOCKS = {"asap7": 1000.0}
+"""Longest period of the processing element that is a goal, picoseconds, by flow."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The processing element's period in one pipeline, and the areas of both vector MACs in the same."""
+
+    flow: str
+    pipeline: str
+    period: float
+    engine: str
+    nvfp4: float
+    vmac: float
+
+    @property
+    def met(self) -> bool:
+        """Whether the period is short enough."""
+        return self.period <= CLOCKS[self.flow]
+
+    @property
+    def ratio(self) -> float:
+        """VMAC over baseline, both of this pipeline."""
+        return self.vmac / self.nvfp4
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the row as JSON-like data."""
+        numbers = {"period_ps": round(self.period, 2), "clock_mhz": round(1e6 / self.period, 1)}
+        areas = {"nvfp4": round(self.nvfp4, 3), "vmac": round(self.vmac, 3), "ratio": round(self.ratio, 4)}
+        names = {"flow": self.flow, "pipeline": self.pipeline, "engine": self.engine}
+        return names | numbers | {"goal_ps": CLOCKS[self.flow], "met": self.met} | areas
 
 
 def libraries(given: Sequence[str]) -> dict[str, LibertyFiles | None]:
@@ -145,6 +193,47 @@ def measure_flows(
     ]
 
 
+def measure_clocks(
+    flows: dict[str, LibertyFiles | None],
+    *,
+    recipe: str = "area",
+    jobs: int = 1,
+    tool: str | None = None,
+    quiet: bool = False,
+) -> list[Clock]:
+    """Time the processing element in every pipeline in flows that have a goal for it, and measure both vector MACs; options as above."""
+    tasks: dict[str, Any] = {}
+    rows = [
+        (flow, pipeline, files) for flow, files in flows.items() if flow in CLOCKS and files for pipeline in LATENCY
+    ]
+    for flow, pipeline, files in rows:
+        verilog = {block: generate(block, pipeline=pipeline).verilog for block in ("pe", BASELINE, MAIN)}
+        key = f"{flow}, {pipeline}"
+        tasks[f"{key}: clock"] = partial(time_design, verilog["pe"], "pe", files, tool=tool)
+        for name in (BASELINE, MAIN):
+            tasks[f"{key}: {name}"] = partial(measure, verilog[name], name, liberty=files, recipe=recipe, tool=tool)
+    done = Bench(find([]), jobs, tool, quiet).run(tasks)
+    found = []
+    for flow, pipeline, _ in rows:
+        clock, nvfp4, vmac = (done[f"{flow}, {pipeline}: {what}"] for what in ("clock", BASELINE, MAIN))
+        found.append(Clock(flow, pipeline, clock.period, clock.engine, nvfp4.total, vmac.total))
+    return found
+
+
+def clock_table(rows: Sequence[Clock]) -> str:
+    """Return the rows as a Markdown table; a goal in bold is met."""
+    lines = [
+        "| flow | pipeline | PE, ps | goal | MHz | by | NVFP4-only | AutoEMatic | ratio |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        goal = f"≤ {CLOCKS[row.flow]:.0f}"
+        cells = [row.flow, row.pipeline, f"{row.period:.0f}", f"**{goal}**" if row.met else goal]
+        cells += [f"{1e6 / row.period:.0f}", row.engine, f"{row.nvfp4:.1f}", f"{row.vmac:.1f}", f"{row.ratio:.3f}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def table(rows: Sequence[Row]) -> str:
     """Return the rows as a Markdown table; a goal in bold is met."""
     lines = [
@@ -187,13 +276,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.jobs < 1:
             raise ValueError(f"--jobs must be positive, not {options.jobs}")
         flows = libraries(options.library)
-        rows = measure_flows(flows, recipe=options.recipe, jobs=options.jobs, tool=options.tool, quiet=options.quiet)
+        settings = {"recipe": options.recipe, "jobs": options.jobs, "tool": options.tool, "quiet": options.quiet}
+        rows = measure_flows(flows, **settings)
         print(table(rows))
+        clocks = measure_clocks(flows, **settings)
+        if clocks:
+            print(f"\n{clock_table(clocks)}")
         missing = [flow for flow in GOALS if flow not in flows]
         if missing:
             print(f"\nNot measured, for want of the library: {', '.join(missing)}")
         if options.json:
             data = {"recipe": options.recipe, "rows": [row.as_json() for row in rows], "not_measured": missing}
+            data["clocks"] = [row.as_json() for row in clocks]
             options.json.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8", newline="\n")
     except (OSError, LibertyError, SynthesisError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,13 +1,14 @@
 """Flows beside their goals: which rows there are, and what counts as met."""
 
 import json
+import types
 
 import pytest
 
 from synth import targets
 from synth.libraries import PRESETS
 from synth.stat import Area, Module
-from synth.targets import GOALS, Row, libraries, main, measure_flows, table
+from synth.targets import CLOCKS, GOALS, Clock, Row, clock_table, libraries, main, measure_clocks, measure_flows, table
 
 AREAS = {"vmac_nvfp4": 100.0, "vmac": 134.0}
 
@@ -79,6 +80,38 @@ def test_the_table_marks_what_is_met_and_names_what_is_missing(measured, tmp_pat
     assert data["not_measured"] == ["asap7", "ihp-sg13g2", "gt2n", "transistors"]
     assert data["rows"][0]["met"] == {"nvfp4": True, "vmac": True, "ratio": True, "moonshot": False}
     assert data["rows"][0]["goal"] == {"nvfp4": 10089.84, "vmac": 13644, "ratio": 1.37, "moonshot": 1.30}
+
+
+def test_the_clock_is_that_of_each_pipeline_with_the_ratio_in_the_same(measured, monkeypatch):
+    files = libraries(["ge"])["ge"]
+    asked = []
+
+    def time_design(verilog, top, library, *, tool):
+        asked.append((verilog, top, library))
+        return types.SimpleNamespace(period=1000.0 if "fast" in verilog else 1000.1, engine="OpenSTA")
+
+    def area(verilog, top, *, liberty, recipe, tool):
+        return types.SimpleNamespace(total=AREAS[top] + (10 if "fast" in verilog else 0))
+
+    made = lambda block, pipeline: types.SimpleNamespace(verilog=f"{block} {pipeline}")  # noqa: E731
+    for name, fake in (("time_design", time_design), ("measure", area), ("generate", made)):
+        monkeypatch.setattr(targets, name, fake)
+    assert measure_clocks({"ge": files, "transistors": None, "asap7": None}) == []
+    rows = measure_clocks({"asap7": files, "ge": files})
+    assert asked == [("pe compact", "pe", files), ("pe fast", "pe", files)]
+    assert rows == [
+        Clock("asap7", "compact", 1000.1, "OpenSTA", 100.0, 134.0),
+        Clock("asap7", "fast", 1000.0, "OpenSTA", 110.0, 144.0),
+    ]
+    assert [(row.met, row.as_json()["ratio"], row.as_json()["clock_mhz"]) for row in rows] == [
+        (False, 1.34, 999.9),
+        (True, 1.3091, 1000.0),
+    ]
+    assert clock_table(rows).splitlines()[2:] == [
+        "| asap7 | compact | 1000 | ≤ 1000 | 1000 | OpenSTA | 100.0 | 134.0 | 1.340 |",
+        "| asap7 | fast | 1000 | **≤ 1000** | 1000 | OpenSTA | 110.0 | 144.0 | 1.309 |",
+    ]
+    assert set(CLOCKS) <= set(GOALS)
 
 
 def test_names_stand_for_files_or_presets(tmp_path, monkeypatch, capsys):
