@@ -132,16 +132,14 @@ class DualAccumulator(wiring.Component):
         with m.If(self.exact):
             m.d.comb += [x.eq(self.even), y.eq(self.odd)]
 
-        # The last carry leaves the 64 bits.
-        carry_save, carries = Signal(2 * HALF), Signal(2 * HALF - 1)
-        m.d.comb += [
-            carry_save.eq(x ^ y ^ self.psum),
-            carries.eq((x & y) | (self.psum & (x | y))),
-        ]
+        # Sums of bits, not their logic, so that synthesis takes full-adder cells where the library has them.
+        carry_save, carries = Signal(2 * HALF), Signal(2 * HALF)
+        for k in range(2 * HALF):
+            m.d.comb += Cat(carry_save[k], carries[k]).eq(x[k] + y[k] + self.psum[k])
         # One adder with an extra bit between the halves: it hands the carry on only when one of its operands is set.
         split = Signal(2 * HALF + 1, attrs=lint_unused("the bit between the halves only passes the carry on"))
         m.d.comb += split.eq(
             Cat(carry_save[:HALF], self.exact, carry_save[HALF:])
-            + Cat(Const(0, 1), carries[: HALF - 1], Const(0, 1), carries[HALF - 1] & self.exact, carries[HALF:])
+            + Cat(Const(0, 1), carries[: HALF - 1], Const(0, 1), carries[HALF - 1] & self.exact, carries[HALF:-1])
         )
         return [x[:HALF], x[HALF:]], [split[:HALF], split[HALF + 1 :]]

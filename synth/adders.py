@@ -12,14 +12,15 @@ __all__ = ["adder_techmap", "turn_adders"]
 _NOT = "$_NOT_"
 
 
-def adder_techmap(adder: lib.FullAdder) -> str:
+def adder_techmap(adder: lib.FullAdder, *, ripple: bool = False) -> str:
     """Return a techmap file that turns Yosys' ``$fa``, of which carry-save trees are made, into a library's full adders.
 
-    Bits with a constant input stay gates, because a half adder needs only a part of the cell.
+    Bits with a constant input stay gates, because a half adder needs only a part of the cell. With ``ripple`` all other adders become chains
+    of full adders, the smallest and slowest there are.
     """
     ports = [f".{pin}({wire}[i])" for pin, wire in zip(adder.cell.inputs, "ABC", strict=True)]
     ports += [f".{adder.sum_pin}(s)", f".{adder.carry_pin}(c)"]
-    return f"""\
+    trees = f"""\
 (* techmap_celltype = "$fa" *)
 module _80_full_adder (A, B, C, X, Y);
   parameter WIDTH = 1;
@@ -38,6 +39,45 @@ module _80_full_adder (A, B, C, X, Y);
         wire s, c;
         \\{adder.cell.name} adder ({", ".join(ports)});
         assign Y[i] = {"~" * adder.sum_inverted}s, X[i] = {"~" * adder.carry_inverted}c;
+      end
+    end
+  endgenerate
+endmodule
+"""
+    return trees + _RIPPLE if ripple else trees
+
+
+# A bit whose carry nobody needs, or with a constant input, stays gates; so does the lowest one without a carry, by the map of $fa.
+_RIPPLE = """\
+(* techmap_celltype = "$alu" *)
+module _80_ripple_adder (A, B, CI, BI, X, Y, CO);
+  parameter A_SIGNED = 0;
+  parameter B_SIGNED = 0;
+  parameter A_WIDTH = 1;
+  parameter B_WIDTH = 1;
+  parameter Y_WIDTH = 1;
+  parameter [A_WIDTH-1:0] _TECHMAP_CONSTMSK_A_ = 0;
+  parameter [B_WIDTH-1:0] _TECHMAP_CONSTMSK_B_ = 0;
+  (* force_downto *) input [A_WIDTH-1:0] A;
+  (* force_downto *) input [B_WIDTH-1:0] B;
+  input CI, BI;
+  (* force_downto *) output [Y_WIDTH-1:0] X, Y, CO;
+  (* force_downto *) wire [Y_WIDTH-1:0] a, extended, b, c;
+  \\$pos #(.A_SIGNED(A_SIGNED), .A_WIDTH(A_WIDTH), .Y_WIDTH(Y_WIDTH)) extend_a (.A(A), .Y(a));
+  \\$pos #(.A_SIGNED(B_SIGNED), .A_WIDTH(B_WIDTH), .Y_WIDTH(Y_WIDTH)) extend_b (.A(B), .Y(extended));
+  assign b = BI ? ~extended : extended;
+  assign c = {CO, CI};
+  assign X = a ^ b;
+  genvar i;
+  generate
+    for (i = 0; i < Y_WIDTH; i = i + 1) begin:bits
+      localparam constant_a = i < A_WIDTH ? _TECHMAP_CONSTMSK_A_[i] : !A_SIGNED || _TECHMAP_CONSTMSK_A_[A_WIDTH-1];
+      localparam constant_b = i < B_WIDTH ? _TECHMAP_CONSTMSK_B_[i] : !B_SIGNED || _TECHMAP_CONSTMSK_B_[B_WIDTH-1];
+      if (constant_a || constant_b || i == Y_WIDTH - 1) begin:fewer
+        assign Y[i] = X[i] ^ c[i];
+        assign CO[i] = (a[i] & b[i]) | (c[i] & (a[i] | b[i]));
+      end else begin:full
+        \\$fa #(.WIDTH(1)) adder (.A(a[i]), .B(b[i]), .C(c[i]), .Y(Y[i]), .X(CO[i]));
       end
     end
   endgenerate
@@ -70,6 +110,8 @@ def turn_adders(netlist: str, adder: lib.FullAdder) -> str:
 def _turn(module: dict[str, Any], adder: lib.FullAdder) -> None:
     cells = module["cells"]
     adders = [name for name, cell in cells.items() if cell["type"] == adder.cell.name]
+    if not adders:
+        return
     inverters = {cell["connections"]["A"][0]: name for name, cell in cells.items() if cell["type"] == _NOT}
     # The plain net of each output is behind its inverter.
     source: dict[int, str] = {}

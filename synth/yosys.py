@@ -301,7 +301,7 @@ def synthesise(
     edits : sequence of str
         Yosys commands on the design before synthesis, after ``proc``; an ablation, for example.
     full_adders : bool
-        Build carry-save trees from the library's full-adder cells, if it has any.
+        Build carry-save trees from the library's full-adder cells, if it has any, and with the recipe ``area`` all other adders.
     names : bool
         Keep the names of wires.
     period : float, optional
@@ -334,7 +334,7 @@ def synthesise(
         _write(folder / "mapping.lib", prepared.mapping if recipe == "area" else prepared.text)
         _write(folder / "drivers.txt", f"set_driving_cell {prepared.library.inverter.name}\n")
         if adder is not None:
-            _write(folder / "adders.v", adder_techmap(adder))
+            _write(folder / "adders.v", adder_techmap(adder, ripple=recipe == "area"))
         run_yosys(front(top, edits=edits, **shape), folder, tool, step="front")
         arrays, memories = mem.extract(text_of("coarse.json"))
         if memories:

@@ -334,11 +334,14 @@ def test_full_adders_are_used_on_request(tmp_path):
     path = tmp_path / "adders.lib"
     path.write_text(adders())
     without, with_cells = (
-        measure(THREE, "top", liberty=path, full_adders=full_adders).modules["top"] for full_adders in (False, True)
+        measure(THREE, "top", liberty=path, recipe="plain", full_adders=full_adders).modules["top"]
+        for full_adders in (False, True)
     )
     assert "FA" not in without.cells
     # The fourth bit of c is a constant, so its column stays gates.
     assert with_cells.cells["FA"] == 3
+    # The recipe for area takes them for the last adder as well.
+    assert measure(THREE, "top", liberty=path).modules["top"].cells["FA"] == 6
     areas = {"B": 1, "I": 1, "N": 2, "FA": 9}
     assert with_cells.area == sum(number * areas[kind] for kind, number in with_cells.cells.items())
 
@@ -351,20 +354,45 @@ def test_full_adders_without_such_a_cell_change_nothing():
 @pytest.mark.parametrize("carry", ["(P&Q)|(P&R)|(Q&R)", "!((P&Q)|(P&R)|(Q&R))"])
 def test_full_adders_add(total, carry, build_folder):
     """Proven with the functions that the library gives its cells."""
-    text = adders(total, carry)
-    adder = load(text).full_adder
-    (build_folder / "cells.lib").write_text(text)
-    (build_folder / "adders.v").write_text(adder_techmap(adder))
-    (build_folder / "design.v").write_text(THREE)
+    adder = load(adders(total, carry)).full_adder
+    prove_adders(THREE, 3, adders(total, carry), adder_techmap(adder), build_folder)
+
+
+# Signed, unsigned and constant operands of different widths, sums and differences, with the top carry used and not.
+RIPPLE = """\
+module top(input signed [3:0] a, input [5:0] b, output signed [6:0] s, t, output [5:0] u, output v);
+  assign s = a - $signed(b);
+  assign t = a + 7'sd11;
+  assign u = b - {2'b00, a};
+  assign v = a < $signed(b);
+endmodule
+"""
+
+
+def test_chains_of_full_adders_add_and_subtract(build_folder):
+    text = adders()
+    techmap = adder_techmap(load(text).full_adder, ripple=True)
+    prove_adders(RIPPLE, 8, text, techmap, build_folder)
+    wrong = techmap.replace("BI ? ~extended", "BI ? extended")
+    assert wrong != techmap
+    with pytest.raises(SynthesisError, match="proof did fail"):
+        prove_adders(RIPPLE, 8, text, wrong, build_folder)
+
+
+def prove_adders(design, count, library, techmap, folder):
+    """Prove that a design in so many full adders is what its text says."""
+    (folder / "cells.lib").write_text(library)
+    (folder / "adders.v").write_text(techmap)
+    (folder / "design.v").write_text(design)
     script = [
         "read_verilog design.v\nrename top gold\nproc\ndesign -stash gold",
         front("top", hierarchical=False, adders=True),
         "read_liberty -overwrite -ignore_miss_func cells.lib",
-        "select -assert-count 3 top/t:FA\nflatten\nrename top gate\ndesign -stash gate",
+        f"select -assert-count {count} top/t:FA\nflatten\nrename top gate\ndesign -stash gate",
         "design -copy-from gold -as gold gold\ndesign -copy-from gate -as gate gate",
         "miter -equiv -flatten gold gate miter\nhierarchy -top miter\nsat -verify -prove trigger 0 miter\n",
     ]
-    run_yosys("\n".join(script), build_folder)
+    run_yosys("\n".join(script), folder)
 
 
 @pytest.mark.parametrize(
