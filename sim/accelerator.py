@@ -18,11 +18,12 @@ from model.accelerator import (
     Mode,
 )
 from model.llm import PROJECTIONS, layer_tensors, load
+from model.tiling import REFINED, plan, plans
 from sim.axi_memory import Timing
 from sim.driver import MEMORY, MEMORY_LIMIT, Accelerator
 from sim.expected import expected, models, unit, verify
 from sim.gemm import Product, layer_products
-from sim.image import REFINED, plan, plans, product_bytes
+from sim.image import product_bytes
 from sim.longer_k import extended, mask_bits
 from sim.product import NAMES, AcceleratorError, Batch, Gemm, GroupsOf, NumbersOf, Post, Result, Step, processing
 from sim.random_products import CAMPAIGN, SMALL_MEMORY, random_gemm, random_queue, random_timing

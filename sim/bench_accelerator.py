@@ -30,8 +30,9 @@ from model.accelerator import (
     check,
 )
 from model.pe import OFFSET_BYTES, Operands
+from model.tiling import plan
 from sim.bench_common import bench_settings, pins, start_clock
-from sim.image import Image, Output, plan
+from sim.image import Image, Output
 
 BASE = 0x3000
 SPACE = 1 << 20

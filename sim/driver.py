@@ -27,11 +27,12 @@ from model.accelerator import (
 )
 from model.memory import pack_nibbles
 from model.policy import PolicyFormat
+from model.tiling import Plan, plan
 from model.vmac import GROUP
 from sim.axi_memory import BusError, Command, MemoryHarness, Run, Timing
 from sim.design import config_of, generated
 from sim.expected import scale_of, unit
-from sim.image import Image, Output, Plan, plan
+from sim.image import Image, Output
 from sim.product import (
     AcceleratorError,
     Batch,

@@ -17,7 +17,7 @@ from model.accelerator import (
 from model.autofp6 import Refined
 from model.block_scaled import BlockScaled
 from model.policy import FixedPolicy
-from sim.image import Plan
+from model.tiling import Plan
 from sim.product import NAMES, AcceleratorError, Batch, Gemm, GroupsOf, NumbersOf, Steps, by_place, pattern_of
 
 __all__ = ["Expected", "expected", "models", "scale_of", "unit", "verify"]

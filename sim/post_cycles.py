@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from model.accelerator import AcceleratorConfig, Mode
 from model.activation import Function
 from model.block_scaled import PAD
+from model.tiling import plans
 from sim.accelerator import Row, measure, summary
 from sim.axi_memory import Timing
 from sim.driver import Accelerator
 from sim.gemm import layer_products
-from sim.image import plans
 from sim.product import NAMES, AcceleratorError, Gemm, Post
 from sim.runner import SimulationError
 

@@ -19,9 +19,10 @@ from model.block_scaled import PAD, BlockScaled
 from model.formats import E2M1
 from model.pe import OFFSET_BYTES, Operands
 from model.policy import Phase, PolicyConfig
+from model.tiling import Plan
 from model.vmac import GROUP
 from sim.gemm import operands_of
-from sim.image import Output, Plan
+from sim.image import Output
 
 __all__ = [
     "NAMES",
@@ -189,7 +190,7 @@ class Gemm:
     scale : float, optional
         What FP32 results are multiplied by beside the unit of the sums; by default the product of the tensor scales, for stored rows 1.
     tiles : (int, int, int), optional
-        ``tile_m``, ``tile_n`` and ``segment``, chosen by :func:`sim.image.plan` by default.
+        ``tile_m``, ``tile_n`` and ``segment``, chosen by :func:`model.tiling.plan` by default.
     fence : bool
         Begin when all products before have ended.
     post : Post, optional

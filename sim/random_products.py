@@ -10,8 +10,8 @@ from model.accelerator import (
     Mode,
 )
 from model.pe import OFFSET_BYTES, Operands
+from model.tiling import plans
 from sim.axi_memory import Timing
-from sim.image import plans
 from sim.product import Gemm
 
 __all__ = ["CAMPAIGN", "SMALL_MEMORY", "random_gemm", "random_operands", "random_queue", "random_timing"]

@@ -23,11 +23,11 @@ from model.fp32 import add, from_int, multiply
 from model.policy import FixedPolicy, Policy, PolicyConfig, PolicyFormat, to_fixed
 from model.policy_replay import TraceSample, read_trace
 from model.policy_replay import replay as decide
+from model.tiling import plan
 from model.vmac import SUBGROUPS
 from sim.axi_memory import Timing
 from sim.driver import Accelerator
 from sim.expected import expected, unit, verify
-from sim.image import plan
 from sim.product import NAMES, AcceleratorError, Batch, Gemm, GroupsOf, NumbersOf, Post, Step
 from sim.random_products import CAMPAIGN, SMALL_MEMORY
 from sim.runner import SimulationError

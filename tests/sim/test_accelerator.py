@@ -25,6 +25,7 @@ from model.block_scaled import BlockScaled
 from model.formats import E2M3
 from model.llm import load
 from model.pe import Operands
+from model.tiling import plan
 from sim.accelerator import Row, main, product_memory, shape_rows, summary
 from sim.axi_memory import CHANNELS, Command, ErrorRange, Timing, memory_verilog
 from sim.driver import Accelerator
@@ -110,7 +111,7 @@ def test_sums_saturate_and_say_so(accelerator):
         )
 
     product = Gemm(full(2, 8), full(3, 0), Mode.AUTOFP2)
-    sums, status = expected(accelerator.config, product, sim.image.plan(accelerator.config, Mode.AUTOFP2, 2, 3, 2048))
+    sums, status = expected(accelerator.config, product, plan(accelerator.config, Mode.AUTOFP2, 2, 3, 2048))
     batch = accelerator.run([product])
     assert verify(accelerator.config, [product], batch) == 6
     assert (batch[0].status, status) == (0, 0)
@@ -552,7 +553,7 @@ def test_longer_products_have_the_sums_of_refined_ones(step, accelerator, seed):
     assert 5 < longer[0].codes.shape[1] <= 10
     products = [Gemm(*refined, Mode.AUTOFP6), Gemm(*longer, Mode.NVFP4), Gemm(*refined, Mode.NVFP4)]
     config = AcceleratorConfig(**PARAMETERS, step=step)
-    native, other, plain = (expected(config, p, sim.image.plan(config, p.mode, 6, 7, 160))[0] for p in products)
+    native, other, plain = (expected(config, p, plan(config, p.mode, 6, 7, 160))[0] for p in products)
     assert (native == other).all()
     assert (native != plain).mean() > 0.9
     if step == "fixed":
@@ -808,7 +809,7 @@ def test_plans_and_predictions_need_no_simulator(capsys, monkeypatch):
     assert [line[:4] for line in lines] == [["128", "576", "1504", mode] for mode in ("AutoFP2", "NVFP4", "AutoFP6")]
     config = AcceleratorConfig()
     for mode, (*_, tile, segment, tiles, cycles, use) in zip(Mode, lines, strict=True):
-        found = sim.image.plan(config, mode, 128, 576, 1504)
+        found = plan(config, mode, 128, 576, 1504)
         assert (tile, segment, tiles) == (f"{found.tile_m}×{found.tile_n}", str(found.segment), str(found.tiles))
         useful = 128 * 576 * 47 // 16 // (2 if mode == Mode.AUTOFP2 else 1)
         assert float(use) == pytest.approx(100 * useful / int(cycles), abs=0.06)

@@ -25,8 +25,9 @@ from model.accelerator import (
 from model.accelerator_cycles import Processing, Product, predict
 from model.memory import pack_offsets, unpack_masks, unpack_nibbles
 from model.pe import Operands
+from model.tiling import Plan, plan, plans
 from sim.gemm import operands_of
-from sim.image import Image, Output, Plan, output_bytes, plan, plans, product_bytes, shared_masks
+from sim.image import Image, Output, output_bytes, product_bytes, shared_masks
 
 
 def refined(rng, rows, k, shared):
