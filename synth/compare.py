@@ -11,10 +11,11 @@ from typing import Any, cast
 
 from hdl.build import BLOCKS, generate, parse_parameters
 from hdl.lib.toolchain import tool_versions
+from model.pictures import PictureError, bars, write_picture
 from synth.accuracy import LAYERS, PER_OPERAND, accuracy_point
 from synth.figure12 import ACCELERATOR, accelerator_areas, accelerator_rows, vmac_parts, vmac_rows
 from synth.libraries import PRESETS, find, prepare
-from synth.pictures import PictureError, bars, scatter, treemap, write_picture
+from synth.pictures import scatter, treemap
 from synth.points import Point, Row, SweepError, pareto, run
 from synth.sweep import Shown, library_files
 from synth.yosys import TOOLS, available_tools, measure

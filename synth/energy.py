@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from model.pictures import PictureError, stacks, write_picture
 from sim.design import config_of, generated
 from sim.harness import BulkHarness
 from sim.runner import SimulationError
@@ -21,7 +22,6 @@ from synth.liberty import LibertyError
 from synth.liberty_tree import library_group
 from synth.libraries import LibertyFiles, find, prepare
 from synth.netlist import PROBE_BITS, FlatNetlist, mapped
-from synth.pictures import PictureError, stacks, write_picture
 from synth.power import KINDS, Energy, Units, Waveforms, energy
 from synth.saif import PowerToolError, find_opensta, hand_off, opensta_power
 from synth.workload import TENSORS, Stream, quiet, random_tensors, real_tensors, stream

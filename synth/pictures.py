@@ -1,56 +1,17 @@
-"""Pictures beside the tables: treemaps, bars and trade-offs, the same bytes each time."""
+"""Pictures of areas and of trades: treemaps and scatter plots."""
 
-import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from model.pictures import COLOURS, blank
 from synth.points import Row
 
-__all__ = ["PictureError", "Rectangle", "bars", "scatter", "squarify", "stacks", "treemap", "write_picture"]
+__all__ = ["Rectangle", "scatter", "squarify", "treemap"]
 
 Rectangle = tuple[float, float, float, float]
 """Left, bottom, width, height."""
 
-_COLOURS = (
-    "#4477aa",
-    "#ee6677",
-    "#228833",
-    "#ccbb44",
-    "#66ccee",
-    "#aa3377",
-    "#999933",
-    "#bbbbbb",
-    "#882255",
-    "#44aa99",
-)
 _MARKERS = "osD^vPX*<>"
-
-
-class PictureError(RuntimeError):
-    """A picture cannot be drawn; the message says why."""
-
-
-def _figure(width: float, height: float) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise PictureError("pictures need the package matplotlib: pip install matplotlib") from None
-    return Figure(figsize=(width, height), layout="constrained")
-
-
-def write_picture(path: Path, figure: Any) -> None:
-    """Write a figure as ``.svg`` or ``.png``, by the name of the file, without date and version."""
-    import matplotlib
-
-    out = io.BytesIO()
-    svg = path.suffix == ".svg"
-    with matplotlib.rc_context({"svg.hashsalt": "autoematic", "svg.fonttype": "none"}):
-        metadata = {"Date": None, "Creator": None} if svg else {"Software": None}
-        figure.savefig(out, format=path.suffix[1:], dpi=110, metadata=metadata)
-    data = out.getvalue()
-    # Lines of the SVG's paths end in a space.
-    path.write_bytes(b"\n".join(line.rstrip() for line in data.splitlines()) + b"\n" if svg else data)
 
 
 def squarify(areas: Sequence[float], rectangle: Rectangle) -> list[Rectangle]:
@@ -105,7 +66,7 @@ def treemap(parts: Mapping[str, Mapping[str, float]], title: str) -> Any:
     title : str
     """
     width, height, legend = 10.0, 6.0, 1.0
-    figure = _figure(width, height + legend + 0.4)
+    figure = blank(width, height + legend + 0.4)
     from matplotlib.patches import Rectangle as Patch
 
     figure.set_layout_engine("none")
@@ -113,7 +74,7 @@ def treemap(parts: Mapping[str, Mapping[str, float]], title: str) -> Any:
     groups = {name: {part: area for part, area in below.items() if area > 0} for name, below in parts.items()}
     order = sorted((name for name in groups if groups[name]), key=lambda name: -sum(groups[name].values()))
     sums = [sum(groups[name].values()) for name in order]
-    colours = [_COLOURS[k % len(_COLOURS)] for k in range(len(order))]
+    colours = [COLOURS[k % len(COLOURS)] for k in range(len(order))]
     for colour, name, frame in zip(colours, order, squarify(sums, (0.0, 0.0, width, height)), strict=True):
         inside = sorted(groups[name].items(), key=lambda item: -item[1])
         for (part, area), (x, y, w, h) in zip(inside, squarify([area for _, area in inside], frame), strict=True):
@@ -136,65 +97,6 @@ def treemap(parts: Mapping[str, Mapping[str, float]], title: str) -> Any:
     return figure
 
 
-def bars(values: Mapping[str, Mapping[str, float]], title: str, label: str, line: float | None = None) -> Any:
-    """Draw horizontal bars, a group a row, with their values.
-
-    Parameters
-    ----------
-    values : mapping of str to mapping of str to float
-        Values by series, by row; a row may lack a series.
-    title, label : str
-        ``label`` is the axis's.
-    line : float, optional
-        A value to mark.
-    """
-    series = list(dict.fromkeys(name for row in values.values() for name in row))
-    figure = _figure(9.0, 1.2 + (0.26 * len(series) + 0.16) * len(values))
-    axes = figure.subplots()
-    thick = 0.86 / max(len(series), 1)
-    for index, name in enumerate(series):
-        places = [k + (index - (len(series) - 1) / 2) * thick for k, row in enumerate(values.values()) if name in row]
-        lengths = [row[name] for row in values.values() if name in row]
-        drawn = axes.barh(places, lengths, thick * 0.92, label=name, color=_COLOURS[index % len(_COLOURS)])
-        axes.bar_label(drawn, fmt="{:.4g}", padding=3, fontsize=8)
-    axes.set_yticks(range(len(values)), list(values))
-    axes.invert_yaxis()
-    axes.margins(x=0.1)
-    axes.set(title=title, xlabel=label)
-    if line is not None:
-        axes.axvline(line, color="black", linewidth=0.8, linestyle="--")
-    if len(series) > 1:
-        axes.legend(loc="best", fontsize=8)
-    return figure
-
-
-def stacks(values: Mapping[str, Mapping[str, float]], title: str, label: str) -> Any:
-    """Draw horizontal bars, a row each, whose pieces follow each other, with their sums.
-
-    Parameters
-    ----------
-    values : mapping of str to mapping of str to float
-        Values by piece, by row; not negative.
-    title, label : str
-        ``label`` is the axis's.
-    """
-    pieces = list(dict.fromkeys(name for row in values.values() for name in row))
-    figure = _figure(9.0, 1.4 + 0.36 * len(values))
-    axes = figure.subplots()
-    ends = [0.0] * len(values)
-    for index, name in enumerate(pieces):
-        lengths = [row.get(name, 0.0) for row in values.values()]
-        drawn = axes.barh(range(len(values)), lengths, 0.7, ends, label=name, color=_COLOURS[index % len(_COLOURS)])
-        ends = [end + length for end, length in zip(ends, lengths, strict=True)]
-    axes.bar_label(drawn, [f"{end:.4g}" for end in ends], padding=3, fontsize=8)
-    axes.set_yticks(range(len(values)), list(values))
-    axes.invert_yaxis()
-    axes.margins(x=0.1)
-    axes.set(title=title, xlabel=label)
-    figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
-    return figure
-
-
 def scatter(
     points: Mapping[str, Sequence[Row]],
     fronts: Mapping[str, Sequence[Row]],
@@ -213,13 +115,13 @@ def scatter(
     labels : sequence of str
         Names of the columns that the key consists of.
     """
-    figure = _figure(10.0, 6.0)
+    figure = blank(10.0, 6.0)
     from matplotlib.lines import Line2D
 
     axes = figure.subplots()
     numbers: dict[str, int] = {}
     for index, (name, rows) in enumerate(points.items()):
-        colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
+        colour, marker = COLOURS[index % len(COLOURS)], _MARKERS[index % len(_MARKERS)]
         axes.plot([r[x] for r in rows], [r[y] for r in rows], marker, color=colour, alpha=0.5, label=name or None)
         front = fronts.get(name, ())
         axes.plot([r[x] for r in front], [r[y] for r in front], color=colour, linewidth=1)

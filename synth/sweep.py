@@ -17,8 +17,9 @@ from typing import Any
 
 from hdl.build import BLOCKS, Block, generate, parse_parameters
 from hdl.lib.toolchain import tool_versions
+from model.pictures import PictureError, write_picture
 from synth.libraries import PRESETS, find, prepare
-from synth.pictures import PictureError, scatter, write_picture
+from synth.pictures import scatter
 from synth.points import Point, Row, SweepError, Value, grid, named, numeric, pareto, run
 from synth.timing import timing_of
 from synth.yosys import RECIPES, TOOLS, available_tools, synthesise

@@ -20,7 +20,7 @@ SHARED = [
     *("sim/runner.py", "sim/harness.py", "sim/bench_common.py", "sim/bench_registers.py"),
     *("synth/__main__.py", "synth/yosys.py", "synth/stat.py", "synth/memories.py", "synth/adders.py"),
     *("synth/liberty.py", "synth/libraries.py", "synth/canonical.py", "synth/nldm.py", "synth/sta.py"),
-    *("synth/opensta.py", "synth/points.py", "synth/pictures.py"),
+    *("synth/opensta.py", "synth/points.py", "synth/pictures.py", "model/pictures.py"),
     *("synth/macros.py", "synth/liberty_tree.py", "synth/cells.py", "synth/netlist.py"),
     *("synth/power.py", "synth/saif.py"),
 ]
@@ -46,7 +46,7 @@ def test_shared_modules_import_only_shared_modules(path):
     assert modules <= allowed
 
 
-@pytest.mark.parametrize("path", sorted(str(p.relative_to(ROOT)) for p in (ROOT / "model").glob("*.py")))
+@pytest.mark.parametrize("path", sorted(str(p.relative_to(ROOT)) for p in (ROOT / "model").rglob("*.py")))
 def test_the_model_imports_only_the_model(path):
     assert {name.partition(".")[0] for name in imported(path)} <= {"model"}
 

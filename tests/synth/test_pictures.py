@@ -2,7 +2,8 @@
 
 import pytest
 
-from synth.pictures import bars, scatter, squarify, stacks, treemap, write_picture
+from model.pictures import bars, stacks, write_picture
+from synth.pictures import scatter, squarify, treemap
 
 
 def test_squares_of_the_published_example():

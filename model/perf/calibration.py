@@ -1,0 +1,42 @@
+"""The model's cycles beside those that were counted in RTL simulation."""
+
+import json
+from importlib import resources
+from typing import Any
+
+from model.accelerator import AcceleratorConfig, Mode
+from model.perf.gemm_cycles import rtl_cycles
+from model.tiling import REFINED
+
+__all__ = ["calibration", "recorded"]
+
+_MODES = {"AutoFP2": Mode.AUTOFP2, "NVFP4": Mode.NVFP4, "AutoFP6": Mode.AUTOFP6}
+
+
+def recorded() -> dict[str, Any]:
+    """Return what was recorded: ``array``, the parameters of the accelerator, and ``tables``, each with its ``command`` and ``rows``."""
+    found: dict[str, Any] = json.loads((resources.files("model.perf") / "rtl_cycles.json").read_text(encoding="utf-8"))
+    return found
+
+
+def calibration() -> list[dict[str, Any]]:
+    """Return a row for each recorded product: ``command``, sizes, mode, ``counted`` and ``model`` cycles, and ``difference``."""
+    found = recorded()
+    config = AcceleratorConfig(**found["array"])
+    rows = []
+    for table in found["tables"]:
+        for row in table["rows"]:
+            refined = row.get("a_refined", REFINED), row.get("w_refined", REFINED)
+            sizes = row["m"], row["n"], row["k"]
+            cycles, _ = rtl_cycles(config, _MODES[row["mode"]], *sizes, refined=refined)
+            rows.append(
+                {
+                    "command": table["command"],
+                    "product": row.get("name", "") or " × ".join(map(str, sizes)),
+                    "mode": row["mode"],
+                    "counted": row["cycles"],
+                    "model": cycles,
+                    "difference": round(cycles / row["cycles"] - 1, 5),
+                }
+            )
+    return rows

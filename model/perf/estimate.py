@@ -1,0 +1,264 @@
+"""Latency, traffic and energy of a language model on an accelerator (docs/performance-model.md)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model.perf.constants import constant
+from model.perf.gemm_cycles import Tiled, array_cycles, rtl_cycles
+from model.perf.hardware import PRECISIONS, Datapath, Hardware
+from model.perf.language_model import LanguageModel
+from model.perf.workload import Gemm, Mix, decode, prefill
+
+__all__ = ["ENERGIES", "Cost", "Estimate", "Phase", "cost", "estimate"]
+
+Float = NDArray[np.float64]
+
+ENERGIES = ("vector MACs", "idle", "element buffers", "global buffer", "memory")
+"""What energy goes to. The first two are measured on the gates; the others are bytes by assumed constants."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What products cost, all layers together; arrays with a value for each step or block.
+
+    Attributes
+    ----------
+    seconds : ndarray
+    cycles : ndarray
+        That the array computes, in ``rtl`` also those in which it waits for operands.
+    memory, buffer : ndarray
+        Bytes from and to memory; from and to the global buffer.
+    vectors, macs : ndarray
+        Vector operations with operands other than padding; MACs that the model asks for.
+    energy : ndarray [5, …]
+        Joules, as :data:`ENERGIES`.
+    """
+
+    seconds: Float
+    cycles: Float
+    memory: Float
+    buffer: Float
+    vectors: Float
+    macs: Float
+    energy: Float
+
+    def total(self, shares: Float) -> "Cost":
+        """Return the sums over steps or blocks, weighted."""
+        return Cost(*((getattr(self, name) * shares).sum(axis=-1) for name in self.__dataclass_fields__))
+
+    def __add__(self, other: "Cost") -> "Cost":
+        return Cost(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the sums as numbers."""
+        names = [name for name in self.__dataclass_fields__ if name != "energy"]
+        return {name: float(getattr(self, name)) for name in names} | {
+            "energy": dict(zip(ENERGIES, map(float, self.energy), strict=True))
+        }
+
+
+def cost(hardware: Hardware, datapath: Datapath, precision: int, gemm: Gemm) -> Cost:
+    """Return what products cost on a datapath if their layer asks for some precision.
+
+    Raises
+    ------
+    ValueError
+        A size does not fit the banks.
+    """
+    config = hardware.config
+    run = hardware.execution(datapath, 4 if gemm.fixed and not datapath.uniform else precision)
+    refined = run.mode.name == "AUTOFP6"
+    steps = np.ceil(gemm.k / config.lanes)
+    longer = np.ceil(steps * run.length - 1e-9)
+    stored = constant("bytes_per_vector") * run.stored
+    if refined:
+        stored += constant("mask_bytes_per_vector") + constant("refined_per_vector")
+    if hardware.schedule == "rtl":
+        tiled = _rtl(hardware, run.mode, gemm, longer)
+    else:
+        reading = stored * steps / longer / hardware.bandwidth * hardware.clock
+        tiled = array_cycles(config, run.mode, gemm.m, gemm.n, longer, reading)
+    vectors = gemm.m * (gemm.n / 2 if run.mode.name == "AUTOFP2" else gemm.n) * longer
+    operands = (gemm.m + tiled.panels * gemm.n) * steps * stored
+    memory = operands + gemm.m * gemm.n * constant("output_bytes")
+    entry = constant("bank_bits_per_vector" if datapath.refines else "unrefined_bits_per_vector") / 8
+    rows = config.rows * tiled.tile_m + config.columns * tiled.tile_n * (2 if run.mode.name == "AUTOFP2" else 1)
+    buffer = operands + tiled.tiles * rows * longer * entry
+    computing, bringing = tiled.cycles / hardware.clock, memory / hardware.bandwidth
+    seconds = _together(hardware, computing, bringing)
+    idle = np.maximum(seconds * hardware.clock * hardware.elements - vectors, 0)
+    energy = 1e-15 * np.array(
+        [
+            vectors * run.energy,
+            idle * hardware.idle(datapath),
+            vectors * constant("pe_bytes_per_vector") * constant("pe_buffer_fj_per_byte"),
+            buffer * constant("global_buffer_fj_per_byte"),
+            memory * constant("dram_fj_per_byte"),
+        ]
+    )
+    times = gemm.count * gemm.layers
+    return Cost(
+        seconds * times,
+        tiled.cycles * times,
+        memory * times,
+        buffer * times,
+        vectors * times,
+        gemm.macs,
+        energy * times,
+    )
+
+
+def _together(hardware: Hardware, computing: Float, bringing: Float) -> Float:
+    """Return the seconds of products from those of the array and those of memory."""
+    if hardware.schedule == "rtl":
+        return computing
+    return np.maximum(computing, bringing) if hardware.overlap else computing + bringing
+
+
+def _rtl(hardware: Hardware, mode: Any, gemm: Gemm, longer: Float) -> Tiled:
+    """Cycles of the accelerator as it is generated; keys and values come in whole pages, so that few sizes are different."""
+    page, lanes = constant("page"), hardware.config.lanes
+    n, kv = gemm.n, longer
+    if gemm.cached == "n":
+        n = np.ceil(n / page) * page
+    if gemm.cached == "k":
+        kv = np.ceil(kv * lanes / page) * page / lanes
+    sizes = np.stack([gemm.m, n, np.ceil(kv)], axis=-1).astype(np.int64)
+    different, place = np.unique(sizes, axis=0, return_inverse=True)
+    found = []
+    for rows, outputs, steps in different.tolist():
+        cycles, tiles = rtl_cycles(hardware.config, mode, rows, outputs, steps * lanes, hardware.latency)
+        panels = -(-rows // (hardware.config.rows * tiles.tile_m))
+        found.append((cycles, panels, tiles.tile_m, tiles.tile_n, tiles.tiles))
+    return Tiled(*np.array(found, np.float64)[place.reshape(-1)].T)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A prefill, or all decode steps together.
+
+    Attributes
+    ----------
+    name : {"prefill", "decode"}
+    gemms : dict of str to Cost
+        By product.
+    total : Cost
+    steps : ndarray
+        Seconds of each decode step; of a prefill its own.
+    """
+
+    name: str
+    gemms: dict[str, Cost]
+    total: Cost
+    steps: Float
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A request on a datapath.
+
+    Attributes
+    ----------
+    datapath : Datapath
+    hardware : Hardware
+    prefill, decode : Phase
+    tokens : int
+        That decode makes, all sequences together.
+    """
+
+    datapath: Datapath
+    hardware: Hardware
+    prefill: Phase
+    decode: Phase
+    tokens: int
+
+    @property
+    def total(self) -> Cost:
+        """Both phases."""
+        return self.prefill.total + self.decode.total
+
+    @property
+    def chip_energy(self) -> float:
+        """Joules without those of memory."""
+        return float(self.total.energy[:-1].sum())
+
+    def as_json(self) -> dict[str, Any]:
+        """Return figures as JSON's values: seconds, bytes, joules, gate equivalents, shares."""
+        total, area = self.total, self.hardware.area(self.datapath)
+        return {
+            "datapath": self.datapath.title,
+            "seconds": float(total.seconds),
+            "prefill_seconds": float(self.prefill.total.seconds),
+            "decode_seconds": float(self.decode.total.seconds),
+            "tokens_per_second": self.tokens / float(self.decode.total.seconds),
+            "chip_joules": self.chip_energy,
+            "joules": float(total.energy.sum()),
+            "memory_bytes": float(total.memory),
+            "buffer_bytes": float(total.buffer),
+            "use": float(total.vectors / (total.seconds * self.hardware.clock * self.hardware.elements)),
+            "tera_operations_per_second": 2e-12 * float(total.macs / total.seconds),
+            "logic_ge": area["logic"],
+            "area_ge": area["logic"] + area["memory"],
+            "operations_per_second_and_ge": 2 * float(total.macs / total.seconds) / sum(area.values()),
+            "phases": {
+                phase.name: {name: each.as_json() for name, each in phase.gemms.items()}
+                for phase in (self.prefill, self.decode)
+            },
+        }
+
+
+def _phase(
+    name: str, hardware: Hardware, datapath: Datapath, gemms: Sequence[Gemm], shares: Float, steps: int
+) -> Phase:
+    """Add up a phase; ``shares`` are (1 or steps, 3), and products of a prefill may have any number of blocks."""
+    sums: dict[str, Cost] = {}
+    times = np.zeros(steps)
+    for gemm in gemms:
+        parts = []
+        for index, precision in enumerate(PRECISIONS):
+            weight = shares[:, index]
+            if weight.any():
+                each = cost(hardware, datapath, precision, gemm)
+                parts.append(each.total(weight))
+                spent = each.seconds * weight
+                times += spent if steps > 1 else spent.sum()
+        sums[gemm.name] = parts[0] if len(parts) == 1 else sum(parts[1:], parts[0])
+    costs = list(sums.values())
+    return Phase(name, sums, sum(costs[1:], costs[0]), times)
+
+
+def estimate(
+    model: LanguageModel,
+    hardware: Hardware,
+    datapath: Datapath,
+    mix: Mix,
+    prompt: int = 1024,
+    output: int = 256,
+    batch: int = 1,
+) -> Estimate:
+    """Return what a request of ``batch`` sequences takes: a prefill of ``prompt`` tokens each, and ``output`` decode steps.
+
+    Raises
+    ------
+    ValueError
+        A number is not positive, or a size does not fit the banks.
+
+    Examples
+    --------
+    >>> from model.perf.hardware import DATAPATHS, REFERENCE
+    >>> from model.perf.language_model import read_model
+    >>> found = estimate(read_model("smollm2-135m"), REFERENCE, DATAPATHS["autoematic"], Mix.of("0/100/0"), 512, 16)
+    >>> found.tokens
+    16
+    """
+    for name, value in (("prompt", prompt), ("output", output), ("batch", batch)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
+    contexts = prompt + 1.0 + np.arange(output)
+    first = _phase("prefill", hardware, datapath, prefill(model, prompt, batch), mix.prefill[None], 1)
+    then = _phase("decode", hardware, datapath, decode(model, contexts, batch), mix.steps(output), output)
+    return Estimate(datapath, hardware, first, then, output * batch)

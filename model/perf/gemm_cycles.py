@@ -1,0 +1,174 @@
+"""Cycles of matrix products: of the array alone, for any number of products at once, and of the whole accelerator, as its RTL takes them."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from model.accelerator import AcceleratorConfig, Format, Mode
+from model.accelerator_cycles import Product, predict
+from model.pe import DEPOSIT, READ_AFTER_WRITE
+from model.tiling import REFINED, Plan, plan
+
+__all__ = ["Tiled", "array_cycles", "rtl_cycles"]
+
+Float = NDArray[np.float64]
+
+ENCODED = 3
+"""Cycles that banks and encoders add to a product (docs/tile_engine.md)."""
+MOST_SEGMENTS = 8000
+"""Segments up to which a product is followed from end to end, and about those of a smaller one that stands for it."""
+_FEW, _MORE = 3, 5
+"""Panels of the smaller products that a large one is extended from."""
+
+
+@dataclass(frozen=True)
+class Tiled:
+    """Tilings of products; arrays of one shape.
+
+    Attributes
+    ----------
+    cycles : ndarray
+        Of each product.
+    panels : ndarray
+        How often all weights are read.
+    tile_m, tile_n, tiles : ndarray
+    """
+
+    cycles: Float
+    panels: Float
+    tile_m: Float
+    tile_n: Float
+    tiles: Float
+
+
+def array_cycles(
+    config: AcceleratorConfig, mode: Mode, m: ArrayLike, n: ArrayLike, kv: ArrayLike, reading: ArrayLike = 0.0
+) -> Tiled:
+    """Tile products for the array and return cycles, supposing that no element waits for operands.
+
+    The cycles are those of :func:`model.array.cycles` for tiles of one size: computing or draining, whichever takes longer; of short tiles
+    also half of both, because there are two banks of sums.
+
+    Parameters
+    ----------
+    config : AcceleratorConfig
+    mode : Mode
+    m, n : array_like of int
+        Rows of activations and of weights.
+    kv : array_like of int
+        K-vectors.
+    reading : array_like of float
+        Cycles that reading a weight vector costs; of all tilings the one with the smallest sum is taken.
+
+    Raises
+    ------
+    ValueError
+        One row's K does not fit the banks.
+    """
+    m, n, kv = (np.asarray(each, np.float64) for each in (m, n, kv))
+    longest = min(config.activation_depth, config.max_kv)
+    if float(np.max(kv)) > longest:
+        raise ValueError(
+            f"K must be at most {longest * config.lanes} for these banks, not {int(np.max(kv)) * config.lanes}"
+        )
+    vectors = np.ceil(n / 2) if mode == Mode.AUTOFP2 else n
+    caps = [1 << power for power in range(config.max_m.bit_length())]
+    cap = np.array(caps, np.float64).reshape(-1, *[1] * np.broadcast(m, n, kv).ndim)
+    # A cap that the banks do not allow comes down to one that they do.
+    cap = np.maximum(np.minimum(cap, config.activation_depth // kv), 1)
+    panels = np.ceil(m / (config.rows * cap))
+    tile_m = np.ceil(m / (config.rows * panels))
+    most = np.minimum(config.max_words // tile_m, 2 * (config.weight_depth // 2))
+    across = np.ceil(vectors / (config.columns * most))
+    tile_n = np.ceil(vectors / (config.columns * across))
+    words, tiles = tile_m * tile_n, panels * across
+    issued = words + np.maximum(words, READ_AFTER_WRITE) * (kv - 1)
+    drained = config.rows * words
+    # A tile begins when the sums of the one before the last have left their bank.
+    waiting = (issued + DEPOSIT + drained - config.rows + 3) / 2
+    each = np.maximum(np.maximum(issued, drained), waiting)
+    cycles = issued + drained + (tiles - 1) * each + DEPOSIT + 1 + ENCODED
+    cost = cycles + reading * panels * n * kv
+    best = np.argmin(cost, axis=0)[np.newaxis]
+    shape = cost.shape
+
+    def chosen(values: Float) -> Float:
+        picked: Float = np.take_along_axis(np.broadcast_to(values, shape), best, axis=0)[0]
+        return picked
+
+    return Tiled(*(chosen(each) for each in (cycles, panels, tile_m, tile_n, tiles)))
+
+
+@lru_cache(maxsize=65536)
+def rtl_cycles(
+    config: AcceleratorConfig,
+    mode: Mode,
+    m: int,
+    n: int,
+    k: int,
+    latency: int = 0,
+    refined: tuple[float, float] = (REFINED, REFINED),
+) -> tuple[int, Plan]:
+    """Return the cycles of a product alone on the accelerator, raw outputs, and its tiles.
+
+    :func:`model.accelerator_cycles.predict` follows its segments. Of a product with many of them, smaller ones with the same tiles and edges are
+    followed: cycles grow with each panel and with each tile of a panel by the same amount.
+
+    Parameters
+    ----------
+    config : AcceleratorConfig
+    mode : Mode
+    m, n, k : int
+    latency : int
+        What memory adds to a burst.
+    refined : (float, float)
+        Refined subgroups of a vector of activations and of one of weights, for AutoFP6.
+
+    Examples
+    --------
+    >>> rtl_cycles(AcceleratorConfig(rows=4, columns=4), Mode.NVFP4, 128, 576, 1536)[0]
+    222679
+    """
+    found = plan(config, mode, m, n, k)
+    return _followed(config, mode, (m, n, k), found, latency, refined), found
+
+
+def _followed(
+    config: AcceleratorConfig,
+    mode: Mode,
+    sizes: tuple[int, int, int],
+    tiles: Plan,
+    latency: int,
+    refined: tuple[float, float],
+) -> int:
+    m, n, k = sizes
+    segments = -(-k // config.lanes // tiles.segment)
+
+    def cycles(rows: int, outputs: int) -> int:
+        chosen = tiles.tile_m, tiles.tile_n, tiles.segment
+        product = Product(mode, Format.RAW, rows, outputs, k, *chosen, *refined)
+        return predict(config, product, latency, latency)
+
+    if tiles.tiles * segments <= MOST_SEGMENTS:
+        return cycles(m, n)
+    height = config.rows * tiles.tile_m
+    width = config.columns * tiles.tile_n * (2 if mode == Mode.AUTOFP2 else 1)
+    # As many tiles of a panel as can be: the next panel's activations come beside them, and may need them all.
+    enough = max(_FEW, MOST_SEGMENTS // (_MORE * segments))
+    sides = []
+    for size, step, few in ((m, height, _FEW), (n, width, enough)):
+        count, more = -(-size // step), few + _MORE - _FEW
+        # Counts of tiles to run, with the last one as it is.
+        small = (count,) if count <= more else (few, more)
+        sides.append((count, [(each, size - (count - each) * step) for each in small]))
+    (panels, rows), (across, columns) = sides
+    by_rows = [_extended(across, [(count, cycles(size, outputs)) for count, outputs in columns]) for _, size in rows]
+    return round(_extended(panels, list(zip((count for count, _ in rows), by_rows, strict=True))))
+
+
+def _extended(count: int, points: list[tuple[int, float]]) -> float:
+    """Return the value at ``count`` of the line through one or two points."""
+    (x, y), (x2, y2) = points[0], points[-1]
+    return y if x == x2 else y + (y2 - y) / (x2 - x) * (count - x)
