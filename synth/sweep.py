@@ -235,7 +235,7 @@ class Shown:
         print(f"\r\x1b[K{text}" if terminal else text, end=end, file=sys.stderr, flush=True)
 
 
-def _pareto_figures(options: argparse.Namespace, rows: Sequence[Row]) -> None:
+def _pareto_figures(options: argparse.Namespace, points: Sequence[Point], rows: Sequence[Row]) -> None:
     names = columns(rows)
     for name in (*options.pareto, *options.larger, *([options.by] if options.by else [])):
         if name not in names:
@@ -249,13 +249,13 @@ def _pareto_figures(options: argparse.Namespace, rows: Sequence[Row]) -> None:
         groups.setdefault(str(row[options.by]) if options.by else "", []).append(row)
     fronts = {name: pareto(group, x, y, options.larger) for name, group in groups.items()}
     for kind in ("svg", "png"):
-        write_picture(options.output / f"pareto.{kind}", scatter(groups, fronts, x, y, labels=_varied(rows)))
+        write_picture(options.output / f"pareto.{kind}", scatter(groups, fronts, x, y, labels=_varied(points)))
     write_table([row for front in fronts.values() for row in front], options.output / "pareto.csv")
 
 
-def _varied(rows: Sequence[Row]) -> list[str]:
-    """Names of text columns and parameters that have more than one value."""
-    return [name for name in columns(rows) if len({row.get(name) for row in rows}) > 1]
+def _varied(points: Sequence[Point]) -> list[str]:
+    """Names of the parameters that have more than one value; figures have their place in the picture."""
+    return [name for name in columns(points) if len({point.get(name) for point in points}) > 1]
 
 
 def _sweep(options: argparse.Namespace) -> None:
@@ -274,7 +274,7 @@ def _sweep(options: argparse.Namespace) -> None:
     for kind in options.format:
         write_table(rows, options.output / f"sweep.{kind}", **about)
     if options.pareto:
-        _pareto_figures(options, rows)
+        _pareto_figures(options, points, rows)
     refused = sum("refused" in row for row in rows)
     print(f"{len(rows)} points, {refused} refused, in {options.output}")
 

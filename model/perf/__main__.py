@@ -122,6 +122,7 @@ def _paper(options: argparse.Namespace) -> dict[str, Any]:
                     key: value for key in ("paper", "ours", "without memory") if isinstance(value := row[key], float)
                 }
                 for row in rows
+                if isinstance(row["paper"], float)
             }
             pictures[name.replace(" ", "-")] = bars(values, name, "ratio", 1.0)
         _write_pictures(options.output, pictures)

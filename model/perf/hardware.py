@@ -200,7 +200,7 @@ class Hardware:
         --------
         >>> found = Hardware().area(DATAPATHS["autoematic"])
         >>> round(found["logic"] / 1e6, 2), round(found["memory"] / 1e6, 1)
-        (5.92, 36.2)
+        (5.92, 36.1)
         """
         vmac = constant(datapath.area) * self._by_refinement(datapath)
         encoders = self.config.columns * constant("encoder_ge") if datapath.name != "nvfp4" else 0.0

@@ -74,7 +74,7 @@ class LanguageModel:
         Examples
         --------
         >>> read_model("qwen3-8b").weights() / 1e9
-        7.567572992
+        7.56809728
         """
         sparse = self.layers - self.dense_layers
         count = self.experts_per_token if active else self.experts

@@ -230,7 +230,7 @@ def _explanations() -> list[str]:
         "paper's factors of 1.7 to 2.6 in latency and energy want about twice as many passes; how it makes 4 bits of 2-bit parts is not said. Its "
         "density of AutoFP2-only, 1.9 times NVFP4-only's, counts operations that run, not those that the model asks for.",
         "Energy: ours is that of ASAP7 gates without wires, and of bytes by assumed constants; the paper's is that of a whole layout in 3 nm. "
-        "Vector MACs that work come within 0.1 of the paper's ratios for the mix that it states; waiting elements and buffers are the same for both "
+        "Vector MACs that work come within 0.05 of the paper's ratios for the mix that it states; waiting elements and buffers are the same for both "
         "and bring ratios nearer to 1, or apart where NVFP4-only waits longer.",
         f"Area: the paper's {AREA} is for an accelerator of which vector MACs are 3.6 %. Ours has vector MACs that are 1.385 times NVFP4-only's: "
         f"{equal:.3f} with the same memories. NVFP4-only needs no masks and offsets in banks and buffers; without them, as in the tables above, it is "

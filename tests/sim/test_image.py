@@ -1,12 +1,10 @@
-"""Memory images: bytes of operands, outputs, queues and records, and tiles that fit."""
+"""Memory images: bytes of operands, outputs, queues and records."""
 
 import dataclasses
 import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import sim.image
 from model import autofp6, block_scaled
@@ -20,12 +18,10 @@ from model.accelerator import (
     Mode,
     Operand,
     Record,
-    check,
 )
-from model.accelerator_cycles import Processing, Product, predict
 from model.memory import pack_offsets, unpack_masks, unpack_nibbles
 from model.pe import Operands
-from model.tiling import Plan, plan, plans
+from model.tiling import Plan
 from sim.gemm import operands_of
 from sim.image import Image, Output, output_bytes, product_bytes, shared_masks
 
@@ -132,12 +128,6 @@ def test_memory_grows_and_keeps_what_it_has():
         (lambda: Image().queue([]), "places must be from 1 to 65536, not 0"),
         (lambda: Image().queue([b"1"]), "a descriptor must have 192 bytes, not 1"),
         (lambda: Image().update(b"1"), "octets must be 0, not 1"),
-        (lambda: plan(AcceleratorConfig(), Mode.NVFP4, 0, 1, 32), "m must be at least 1, not 0"),
-        (lambda: plan(AcceleratorConfig(), Mode.NVFP4, 1, 1, 48), "k must be a multiple of 32 lanes, not 48"),
-        (
-            lambda: plan(AcceleratorConfig(), Mode.NVFP4, 1, 1, 131104),
-            "k must be at most 131072 for these banks, not 131104",
-        ),
     ],
 )
 def test_what_is_wrong_is_refused(action, message):
@@ -194,37 +184,6 @@ CONFIGS = [
 ]
 
 
-@settings(max_examples=100, deadline=None)
-@given(
-    config=st.sampled_from(CONFIGS),
-    mode=st.sampled_from(list(Mode)),
-    m=st.integers(1, 300),
-    n=st.integers(1, 300),
-    data=st.data(),
-)
-def test_every_plan_fits_and_covers(config, mode, m, n, data):
-    kv = data.draw(st.integers(1, config.activation_depth))
-    found = list(plans(config, mode, m, n, kv * config.lanes))
-    assert found
-    best = plan(config, mode, m, n, kv * config.lanes)
-    assert (best.tile_m, best.tile_n, best.tiles) in {(p.tile_m, p.tile_n, p.tiles) for p in found}
-    vectors = -(-n // 2) if mode == Mode.AUTOFP2 else n
-    place = Operand(0, 0)
-    for p in (*found, best):
-        descriptor = Descriptor(mode, 0, m, n, kv * config.lanes, p.tile_m, p.tile_n, p.segment, place, place, 0, 0)
-        assert check(config, descriptor.pack()) == ErrorCode.OK
-        tiles = -(-m // (config.rows * p.tile_m)) * -(-vectors // (config.columns * p.tile_n))
-        assert p.tiles == tiles
-    # What was chosen is predicted to be at least as fast as what the estimate alone would have chosen.
-    sizes = (m, n, kv * config.lanes)
-    first = min(found, key=lambda p: (p.cycles, p.tiles, -p.tile_m))
-    cycles = [
-        predict(config, Product(mode, Format.RAW, *sizes, p.tile_m, p.tile_n, p.segment, 1.6, 1.6))
-        for p in (best, first)
-    ]
-    assert cycles[0] <= cycles[1] or best == first
-
-
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("kind", Format)
 @pytest.mark.parametrize("mode", Mode)
@@ -250,25 +209,3 @@ def test_the_bytes_of_a_product_are_at_most_those_that_were_said(config, mode, k
         assert len(image) <= most
         closest = max(closest, len(image) / most)
     assert closest > 0.8
-
-
-def test_no_tile_is_larger_than_the_product():
-    for m, n in ((1, 1), (3, 5), (64, 2)):
-        best = plan(AcceleratorConfig(), Mode.NVFP4, m, n, 64)
-        assert best.tile_m <= -(-m // 4)
-        assert best.tile_n <= -(-n // 4)
-
-
-@pytest.mark.parametrize("mode", Mode)
-def test_tiles_suit_what_is_done_with_outputs(mode):
-    config, sizes = AcceleratorConfig(ppu=True), (128, 128, 512)
-
-    def cycles(found, post):
-        tiles = found.tile_m, found.tile_n, found.segment
-        return predict(config, Product(mode, Format.FP32, *sizes, *tiles, 1.6, 1.6, post))
-
-    beside = Processing(residual=True, previous=True, numbers=True)
-    suits, usual = plan(config, mode, *sizes, post=beside), plan(config, mode, *sizes)
-    assert cycles(suits, beside) < 0.97 * cycles(usual, beside)
-    grouped = plan(config, mode, *sizes, post=Processing(groups=True))
-    assert grouped.tile_n * config.columns * (2 if mode == Mode.AUTOFP2 else 1) % 32 == 0

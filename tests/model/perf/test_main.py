@@ -8,6 +8,7 @@ import pytest
 import model.perf.paper
 from model.perf.__main__ import main
 from model.perf.paper import FIGURE_13, FIGURE_15, figures
+from synth.sweep import main as sweep
 
 SMALL = ["smollm2-135m", "--prompt", "64", "--output-tokens", "4"]
 
@@ -95,3 +96,28 @@ def test_explanations_have_their_numbers(monkeypatch):
     text = " ".join(figures()["explanations"])
     for number in ("1.51", "1.29", "2.27", "3.8 times", "1.18"):
         assert number in text
+
+
+def test_a_sweep_runs_through_the_engine_of_synthesis(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    vary = ["config=smollm2-135m", "prompt=64", "output=4", "columns=4,8", "datapath=autoematic,nvfp4"]
+    arguments = [
+        "--function",
+        "model.perf.sweep:point",
+        "--vary",
+        *vary,
+        "--pareto",
+        "area_ge",
+        "seconds",
+        "--by",
+        "datapath",
+    ]
+    assert sweep([*arguments, "--jobs", "1", "--format", "json", "--quiet", "-o", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("4 points, 0 refused")
+    rows = json.loads((tmp_path / "sweep.json").read_text())["rows"]
+    assert rows[0]["seconds"] > rows[2]["seconds"] > 0
+    # The key says what was varied, not what came out.
+    assert (
+        "1  8, autoematic" in (tmp_path / "pareto.svg").read_text()
+        or "1  4, autoematic" in (tmp_path / "pareto.svg").read_text()
+    )
