@@ -8,7 +8,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.accelerator import AcceleratorConfig, Format, Mode
 from model.accelerator_cycles import Product, predict
-from model.pe import DEPOSIT, READ_AFTER_WRITE
 from model.tiling import REFINED, Plan, plan
 
 __all__ = ["Tiled", "array_cycles", "rtl_cycles"]
@@ -84,12 +83,12 @@ def array_cycles(
     across = np.ceil(vectors / (config.columns * most))
     tile_n = np.ceil(vectors / (config.columns * across))
     words, tiles = tile_m * tile_n, panels * across
-    issued = words + np.maximum(words, READ_AFTER_WRITE) * (kv - 1)
+    issued = words + np.maximum(words, config.read_after_write) * (kv - 1)
     drained = config.rows * words
     # A tile begins when the sums of the one before the last have left their bank.
-    waiting = (issued + DEPOSIT + drained - config.rows + 3) / 2
+    waiting = (issued + config.deposit + drained - config.rows + 3) / 2
     each = np.maximum(np.maximum(issued, drained), waiting)
-    cycles = issued + drained + (tiles - 1) * each + DEPOSIT + 1 + ENCODED
+    cycles = issued + drained + (tiles - 1) * each + config.deposit + 1 + ENCODED
     cost = cycles + reading * panels * n * kv
     best = np.argmin(cost, axis=0)[np.newaxis]
     shape = cost.shape
