@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -71,9 +72,9 @@ class PeConfig:
             if value < least or value & (value - 1):
                 raise ValueError(f"{name} must be a power of two from {least} on, not {value}")
 
-    @property
+    @cached_property
     def vmac(self) -> VmacConfig:
-        """Parameters of the vector MAC."""
+        """Parameters of the vector MAC; made and checked once, since cycles ask for them at every step."""
         return VmacConfig(**{name: getattr(self, name) for name in VmacConfig.__dataclass_fields__})
 
     @property
