@@ -21,6 +21,7 @@ __all__ = [
     "refine",
     "refinement_records",
     "select_activations",
+    "select_best",
     "select_weights",
     "subgroup_errors",
     "subgroup_gains",
@@ -241,6 +242,36 @@ def _check_slots(slots: int) -> None:
         raise ValueError(f"slots must be from 1 to {SUBGROUPS}, not {slots}")
 
 
+def select_best(gains: NDArray[np.float64], count: int, slots: int = 2) -> NDArray[np.bool_]:
+    """Choose the ``count`` subgroups of largest gain, at most ``slots`` per group, lowest index first on ties.
+
+    Parameters
+    ----------
+    gains : ndarray, shape (Kp / 4,)
+        Summed over the rows that share the mask; -inf is never chosen.
+    count : int
+    slots : int
+        1 to 4.
+
+    Returns
+    -------
+    ndarray of bool, shape (Kp / 4,)
+
+    Raises
+    ------
+    ValueError
+        ``slots`` is outside its range.
+    """
+    _check_slots(slots)
+    total = gains.reshape(-1, SUBGROUPS)
+    allowed = _best(total, np.full(len(total), slots))
+    candidates = np.where(allowed, total, -np.inf).reshape(-1)
+    chosen = np.argsort(-candidates, kind="stable")[:count]
+    mask = np.zeros(candidates.size, dtype=bool)
+    mask[chosen] = np.isfinite(candidates[chosen])
+    return mask
+
+
 def select_weights(gains: NDArray[np.float64], density: float, slots: int = 2) -> NDArray[np.bool_]:
     """Choose the subgroups of a weight matrix to refine, one mask for all its rows.
 
@@ -267,13 +298,7 @@ def select_weights(gains: NDArray[np.float64], density: float, slots: int = 2) -
     _check_slots(slots)
     if not 0 <= density <= slots / SUBGROUPS:
         raise ValueError(f"density must be from 0 to {slots / SUBGROUPS} with {slots} slots, not {density}")
-    total = gains.sum(axis=0).reshape(-1, SUBGROUPS)
-    allowed = _best(total, np.full(len(total), slots))
-    candidates = np.where(allowed, total, -np.inf).reshape(-1)
-    count = round(density * candidates.size)
-    mask = np.zeros(candidates.size, dtype=bool)
-    mask[np.argsort(-candidates, kind="stable")[:count]] = True
-    return mask
+    return select_best(gains.sum(axis=0), round(density * gains.shape[-1]), slots)
 
 
 def select_activations(

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from model.formats import CHUNK, E2M1, E4M3, MiniFloat, is_nan_scale
 
-__all__ = ["GROUP", "PAD", "BlockScaled", "chunks", "dequantize", "effective_scales", "quantize"]
+__all__ = ["GROUP", "PAD", "BlockScaled", "chunks", "dequantize", "effective_scales", "quantize", "tensor_scale_of"]
 
 GROUP = 16
 """Elements that share a scale."""
@@ -93,6 +93,15 @@ def effective_scales(tensor: BlockScaled) -> NDArray[np.float32]:
     return np.float32(tensor.tensor_scale) * E4M3.decode(tensor.scales)
 
 
+def tensor_scale_of(largest: np.float32, element: MiniFloat = E2M1) -> np.float32:
+    """Return T of a tensor whose largest magnitude is ``largest``; 1 if that is zero."""
+    if largest == 0:
+        return np.float32(1)
+    t = largest / (np.float32(element.max) * np.float32(E4M3.max))
+    # A tensor of float32 subnormals: T may not become zero.
+    return max(np.float32(t), np.finfo(np.float32).smallest_subnormal)
+
+
 def quantize(
     x: ArrayLike, element: MiniFloat = E2M1, *, tensor_scale: float | None = None, shared_groups: int = 1
 ) -> BlockScaled:
@@ -144,10 +153,7 @@ def quantize(
 
     limit = np.float32(element.max)
     if tensor_scale is None:
-        largest = amax.max(initial=np.float32(0))
-        t = largest / (limit * np.float32(E4M3.max)) if largest > 0 else np.float32(1)
-        # A tensor of float32 subnormals: T may not become zero.
-        t = max(t, np.finfo(np.float32).smallest_subnormal)
+        t = tensor_scale_of(amax.max(initial=np.float32(0)), element)
     else:
         t = np.float32(tensor_scale)
         if not (np.isfinite(t) and t > 0):
