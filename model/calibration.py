@@ -105,8 +105,8 @@ def budget(density: float, length: int) -> int:
     return round(density * length / SUBGROUP)
 
 
-def gram(x: Float) -> NDArray[np.float64]:
-    """Return the Hessian ``XᵀX`` of inputs (tokens, K), shape (K, K); those of several texts add up.
+def gram(x: Float, total: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+    """Return the Hessian ``XᵀX`` of inputs (tokens, K), shape (K, K); those of several texts add up, in place if ``total`` is given.
 
     Raises
     ------
@@ -116,7 +116,10 @@ def gram(x: Float) -> NDArray[np.float64]:
     if not np.isfinite(x).all():
         index = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
         raise ValueError(f"x must be finite, not {x[index]} at index {index}")
-    return (x.T @ x).astype(np.float64)
+    if total is None:
+        total = np.zeros((x.shape[1], x.shape[1]))
+    total += x.T @ x
+    return total
 
 
 def loss(difference: Float, hessian: NDArray[np.float64]) -> float:
@@ -178,7 +181,13 @@ def factor(hessian: NDArray[np.float64], damping: float = 0.01) -> tuple[NDArray
         if sound:
             break
         used = max(10 * used, 1e-10)
-    upper = np.triu(np.linalg.inv(lower)[::-1, ::-1])
+    # No more than two of these are in memory at a time beside the Hessian.
+    del reverse
+    inverse = np.linalg.inv(lower)
+    del lower
+    for row in range(length):
+        inverse[row, row + 1 :] = 0
+    upper = inverse[::-1, ::-1]
     return upper, Condition(int((diagonal == 0).sum()), used, used != damping)
 
 
@@ -285,9 +294,9 @@ def _compensated(
     padded = length + -length % PAD
     codes, offsets = np.zeros((rows, padded), np.uint8), np.zeros((rows, padded), np.int8)
     scales, mask = np.zeros((rows, padded // GROUP), np.uint8), np.zeros(padded // SUBGROUP, bool)
-    coefficients = upper.astype(np.float32)
     for block in range(0, length, _BLOCK):
         end = min(block + _BLOCK, length)
+        coefficients = upper[block:end].astype(np.float32)
         errors = np.zeros((rows, end - block), np.float32)
         for start in range(block, end, GROUP):
             stop = min(start + GROUP, end)
@@ -309,6 +318,6 @@ def _compensated(
             difference = (group - np.where(columns, refined, plain))[:, : stop - start]
             inside = slice(start - block, stop - block)
             errors[:, inside] = difference @ np.linalg.inv(upper[start:stop, start:stop])
-            rest[:, stop:end] -= errors[:, inside] @ coefficients[start:stop, stop:end]
-        rest[:, end:] -= errors @ coefficients[block:end, end:]
+            rest[:, stop:end] -= errors[:, inside] @ coefficients[inside, stop:end]
+        rest[:, end:] -= errors @ coefficients[:, end:]
     return Refined(BlockScaled(codes, scales, scale, length), mask, offsets, options.bits, options.step)

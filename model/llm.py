@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from model.checkpoint import PROJECTIONS, LlamaConfig, checkpoint_path, read
+from model.checkpoint import PROJECTIONS, LlamaConfig, Weights, checkpoint_path, read
 from model.sample_text import TEXT
 from model.tokenizer import Tokenizer
 
@@ -72,7 +72,8 @@ class Llama:
     weights : mapping of str to ndarray of float32
         ``embedding`` and ``head`` (vocabulary, width), ``norm`` (width,), and for each layer i ``{i}.attention_norm``,
         ``{i}.ffn_norm`` and ``{i}.{name}`` of shape (N, K) for each name in ``PROJECTIONS``. Rows of q and k are in the
-        order of the original checkpoints: element j of a head rotates with element j + head_size / 2.
+        order of the original checkpoints: element j of a head rotates with element j + head_size / 2. Those of
+        :func:`model.checkpoint.open` stay where they are until they are used.
     tokenizer : Tokenizer
 
     Raises
@@ -82,7 +83,10 @@ class Llama:
     """
 
     def __init__(self, config: LlamaConfig, weights: Mapping[str, Float], tokenizer: Tokenizer) -> None:
-        self.config, self.weights, self.tokenizer = config, dict(weights), tokenizer
+        self.config, self.tokenizer = config, tokenizer
+        self.weights: Mapping[str, Float] = weights if isinstance(weights, Weights) else dict(weights)
+        if isinstance(weights, Weights):
+            return
         expected: dict[str, tuple[int, ...]] = {"norm": (config.width,)}
         expected |= dict.fromkeys(("embedding", "head"), (config.vocabulary, config.width))
         for layer in range(config.layers):
@@ -150,26 +154,35 @@ class Llama:
         """Return the hidden states before the head, shape (tokens, width), after all or the first ``layers`` layers."""
         cache = cache if cache is not None else Cache()
         ids = self._checked(tokens, cache.length)
-        w, epsilon = self.weights, self.config.norm_epsilon
-        rotation = self._rotation(np.arange(cache.length, cache.length + len(ids)))
+        x = self.weights["embedding"][ids]
+        for layer in range(self.config.layers if layers is None else layers):
+            x = self.layer(layer, x, cache, capture)
+        cache.length += len(ids)
+        return _rms_norm(x, self.weights["norm"], self.config.norm_epsilon)
 
-        def project(layer: int, name: str, x: Float) -> Float:
+    def layer(self, layer: int, x: Float, cache: Cache | None = None, capture: Capture | None = None) -> Float:
+        """Return the residual stream (tokens, width) after a layer, from that before it.
+
+        The tokens follow those that the cache counts; the layer's keys and values are added, the count stays.
+        """
+        cache = cache if cache is not None else Cache()
+        w, epsilon = self.weights, self.config.norm_epsilon
+        rotation = self._rotation(np.arange(cache.length, cache.length + len(x)))
+
+        def project(name: str, x: Float) -> Float:
             if capture is not None:
                 capture(layer, name, x)
             return self.project(layer, name, x)
 
-        x = w["embedding"][ids]
-        for layer in range(self.config.layers if layers is None else layers):
-            before = x
-            normed = _rms_norm(x, w[f"{layer}.attention_norm"], epsilon)
-            mixed = self._attention(layer, project(layer, "qkv", normed), rotation, cache)
-            x = x + project(layer, "o", mixed)
-            normed = _rms_norm(x, w[f"{layer}.ffn_norm"], epsilon)
-            gate, up = np.split(project(layer, "gate_up", normed), 2, axis=1)
-            x = x + project(layer, "down", _silu(gate) * up)
-            self.finished(layer, before, x)
-        cache.length += len(ids)
-        return _rms_norm(x, w["norm"], epsilon)
+        before = x
+        mixed = self._attention(
+            layer, project("qkv", _rms_norm(x, w[f"{layer}.attention_norm"], epsilon)), rotation, cache
+        )
+        x = x + project("o", mixed)
+        gate, up = np.split(project("gate_up", _rms_norm(x, w[f"{layer}.ffn_norm"], epsilon)), 2, axis=1)
+        x = x + project("down", _silu(gate) * up)
+        self.finished(layer, before, x)
+        return x
 
     def greedy(self, prompt: ArrayLike, count: int) -> NDArray[np.int64]:
         """Return the ``count`` most likely tokens after ``prompt``, each chosen with those before it."""

@@ -4,6 +4,7 @@ Quantised values are computed exactly as the formats say and multiplied in float
 the order of sums. Embedding, norms, head, queries and attention weights stay as they are.
 """
 
+import dataclasses
 import enum
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,9 +16,19 @@ from numpy.typing import ArrayLike, NDArray
 from model import autofp2, autofp6, block_scaled
 from model.formats import E2M1, E2M3
 from model.llm import Cache, Llama
+from model.package import Package
 from model.vmac import SUBGROUP, SUBGROUPS, check_choice
 
-__all__ = ["LEVELS", "Control", "Format", "QuantisedLlama", "Settings", "WeightStore", "quantise_activations"]
+__all__ = [
+    "LEVELS",
+    "Control",
+    "Format",
+    "PackageStore",
+    "QuantisedLlama",
+    "Settings",
+    "WeightStore",
+    "quantise_activations",
+]
 
 Float = NDArray[np.float32]
 
@@ -180,6 +191,56 @@ class WeightStore:
         return block_scaled.dequantize(base)
 
 
+class PackageStore(WeightStore):
+    """Weights of a package in NVFP4, AutoFP6 and AutoFP2; in the other formats those of the model.
+
+    Parameters
+    ----------
+    model : Llama
+    package : Package
+    settings : Settings, optional
+        Of activations; the step is the package's.
+
+    Raises
+    ------
+    ValueError
+        The package has masks with more subgroups in a group than there are slots, lacks a matrix of the model, has one of another shape,
+        or has offsets of other than 2 bits.
+    """
+
+    def __init__(self, model: Llama, package: Package, settings: Settings | None = None) -> None:
+        super().__init__(model, dataclasses.replace(settings or Settings(), step=package.step))
+        if self.settings.slots < package.slots:
+            raise ValueError(
+                f"slots must be at least {package.slots}, those of {package.path}, not {self.settings.slots}"
+            )
+        self._package = package
+        if package.bits != autofp6.OFFSET_BITS:
+            raise ValueError(f"offsets of {package.path} must have {autofp6.OFFSET_BITS} bits, not {package.bits}")
+        for layer in range(model.config.layers):
+            for name, shape in model.config.shapes.items():
+                entry = package.entries.get(f"{layer}.{name}")
+                if entry is None or entry.shape != shape:
+                    found = entry and entry.shape
+                    raise ValueError(f"shape of {layer}.{name} in {package.path} must be {shape}, not {found}")
+
+    def mask(self, layer: int, name: str) -> NDArray[np.bool_]:
+        """Return which subgroups are refined in all rows of a projection, shape (Kp / 4,)."""
+        if (layer, name) not in self._masks:
+            self._masks[layer, name] = self._package.read(f"{layer}.{name}").mask
+        return self._masks[layer, name]
+
+    def _quantise(self, layer: int, name: str, form: Format) -> Float:
+        if form not in (Format.NVFP4, Format.AUTOFP6, Format.AUTOFP2):
+            return super()._quantise(layer, name, form)
+        refined = self._package.read(f"{layer}.{name}")
+        if form is Format.AUTOFP6:
+            return autofp6.dequantize(refined)
+        if form is Format.AUTOFP2:
+            return autofp2.dequantize(refined.base, self.settings.scaling)
+        return block_scaled.dequantize(refined.base)
+
+
 class QuantisedLlama(Llama):
     """A model whose layers each run in a format; outside :meth:`run` it is the reference.
 
@@ -188,12 +249,14 @@ class QuantisedLlama(Llama):
     model : Llama
         Its arrays are shared.
     settings : Settings, optional
+    store : WeightStore, optional
+        Weights prepared before, with their own settings; rounded to nearest and refined by NMSE by default.
     """
 
-    def __init__(self, model: Llama, settings: Settings | None = None) -> None:
+    def __init__(self, model: Llama, settings: Settings | None = None, store: WeightStore | None = None) -> None:
         super().__init__(model.config, model.weights, model.tokenizer)
-        self.settings = settings or Settings()
-        self.store = WeightStore(model, self.settings)
+        self.store = store or WeightStore(model, settings or Settings())
+        self.settings = self.store.settings
         self._format = Format.REFERENCE
         self._scales: Scales = "tensor"
         self._control: Control | None = None

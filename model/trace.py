@@ -20,9 +20,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from model import llm
 from model.figures import Figure
+from model.package import Package
 from model.policy import PHASES, FixedPolicy, Phase, Policy, PolicyConfig, generation_entropy, layer_activity
 from model.policy_replay import PolicyRow, TraceSample, picture
-from model.quantised_llm import LEVELS, Format, QuantisedLlama, Settings
+from model.quantised_llm import LEVELS, Format, PackageStore, QuantisedLlama, Settings
 from model.sample_text import LONG_TEXT
 
 __all__ = [
@@ -266,6 +267,7 @@ def measure(
     told: Told = _untold,
     *,
     baselines: bool = True,
+    package: Package | None = None,
 ) -> Report:
     """Run a text in every fixed format and under the policy.
 
@@ -282,6 +284,8 @@ def measure(
         Told the progress.
     baselines : bool
         Whether to run the fixed formats too; the reference is always run.
+    package : Package, optional
+        Weights prepared before; selected by NMSE by default.
 
     Raises
     ------
@@ -307,8 +311,10 @@ def measure(
         }
         return Outcome(name, scores, shares)
 
-    quantised = QuantisedLlama(model, settings)
-    free = QuantisedLlama(model, dataclasses.replace(settings, slots=_ALL_SLOTS))
+    def runner_of(chosen: Settings) -> QuantisedLlama:
+        return QuantisedLlama(model, chosen, None if package is None else PackageStore(model, package, chosen))
+
+    quantised, free = runner_of(settings), runner_of(dataclasses.replace(settings, slots=_ALL_SLOTS))
     ways: list[tuple[str, QuantisedLlama, Format, int | None]] = [
         ("reference", quantised, Format.REFERENCE, None),
         ("FP6g", quantised, Format.FP6G, None),
@@ -508,9 +514,13 @@ def _run(options: argparse.Namespace, progress: Told) -> tuple[Report, dict[str,
         raise ValueError(f"--prefill and --decode must fit the context of {model.config.context}, not {needed} tokens")
     baselines = not options.no_baselines
     policy = FixedPolicy(config) if options.fixed else Policy(config)
-    report = measure(model, tokens[:needed], options.prefill, settings, policy, progress, baselines=baselines)
+    package = None if options.weights is None else Package(options.weights)
+    report = measure(
+        model, tokens[:needed], options.prefill, settings, policy, progress, baselines=baselines, package=package
+    )
     context = {
         "model": "SmolLM2-135M-Instruct" if options.model is None else str(options.model),
+        "weights": None if options.weights is None else options.weights.name,
         "text": "model/sample_text.py" if options.text is None else str(options.text),
         "prefill": options.prefill,
         "decode": options.decode,
@@ -520,6 +530,7 @@ def _run(options: argparse.Namespace, progress: Told) -> tuple[Report, dict[str,
     }
     default = (
         options.model is None
+        and options.weights is None
         and options.text is None
         and (options.prefill, options.slots) == (PREFILL, Settings().slots)
     )
@@ -538,6 +549,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=Path,
         metavar="PATH",
         help="GGUF file or folder of Hugging Face (default: SmolLM2-135M-Instruct)",
+    )
+    add(
+        "--weights",
+        type=Path,
+        metavar="PACKAGE",
+        help="quantised weights of the model, from model.quantize (default: selected by NMSE)",
     )
     add("--text", type=Path, metavar="FILE", help="text to read (default: one of this package's own)")
     add("--prefill", type=int, default=PREFILL, metavar="N", help="tokens of the prefill (default: %(default)s)")
