@@ -48,7 +48,7 @@ class Options:
 
     density: float = 0.2
     rule: Rule = "gptq"
-    damping: float = 0.01
+    damping: float = 0.1
     slots: int = 2
     step: Step = "fixed"
     bits: int = OFFSET_BITS
@@ -141,7 +141,7 @@ def _diagonal(hessian: NDArray[np.float64]) -> NDArray[np.float64]:
     return diagonal
 
 
-def factor(hessian: NDArray[np.float64], damping: float = 0.01) -> tuple[NDArray[np.float64], Condition]:
+def factor(hessian: NDArray[np.float64], damping: float = 0.1) -> tuple[NDArray[np.float64], Condition]:
     """Return the upper Cholesky factor U of the damped inverse Hessian, ``UᵀU = (H + λI)⁻¹`` up to a positive factor.
 
     λ is ``damping`` times the mean of the diagonal, and ten times as much, again and again, as long as a pivot is lost in rounding

@@ -503,7 +503,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add(
         "--damping",
         type=float,
-        default=0.01,
+        default=Options.damping,
         metavar="X",
         help="of the Hessian, as a share of its mean diagonal (default: %(default)s)",
     )
