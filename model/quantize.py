@@ -1,6 +1,7 @@
 """``python -m model.quantize``: a checkpoint to an AutoFP package, matrix by matrix (docs/weights.md)."""
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.util
 import io
@@ -91,6 +92,10 @@ def storage_bits(refined: autofp6.Refined) -> float:
     return rows * bits / (rows * refined.base.length)
 
 
+class _FoundError(Exception):
+    """Ends a layer in which the input that was looked for has been seen."""
+
+
 @dataclass
 class _Streams:
     """The residual stream of both texts, layer after layer, through the weights quantised so far."""
@@ -107,8 +112,11 @@ class _Streams:
             def keep(_: int, projection: str, given: Float, found: list[Float] = found) -> None:
                 if projection == name:
                     found.append(given)
+                    raise _FoundError
 
-            self.model.layer(layer, x, capture=keep)
+            # The rest of the layer is not needed.
+            with contextlib.suppress(_FoundError):
+                self.model.layer(layer, x, capture=keep)
             yield found.pop()
 
     def hessian(self, layer: int, name: str) -> NDArray[np.float64]:
