@@ -62,6 +62,8 @@ def timeline(
 ) -> Any:
     """Draw what a layer does when, in prefill and in the first decode step, at some precision."""
     figure = blank(10.0, 2.4 + 0.9 * len(datapaths))
+    from matplotlib import ticker
+
     axes = figure.subplots(2, 1)
     phases = {"prefill": prefill(model, prompt, batch), "decode": decode(model, np.array([prompt + 1.0]), batch)}
     names = list(dict.fromkeys(gemm.name for gemms in phases.values() for gemm in gemms if gemm.name != "head"))
@@ -71,13 +73,14 @@ def timeline(
             for gemm in gemms:
                 if gemm.name == "head":
                     continue
-                length = 1e6 * float(cost(hardware, datapath, precision, gemm).seconds.sum()) / gemm.layers
+                length = float(cost(hardware, datapath, precision, gemm).seconds.sum()) / gemm.layers
                 colour = COLOURS[names.index(gemm.name) % len(COLOURS)]
                 place.barh(row, length, 0.7, now, color=colour, label=gemm.name if row == 0 else None)
                 now += length
         place.set_yticks(range(len(datapaths)), [each.title for each in datapaths])
         place.invert_yaxis()
-        place.set(title=f"A layer at {precision} bits, {phase}", xlabel="microseconds")
+        place.set(title=f"A layer at {precision} bits, {phase}", xlabel="time")
+        place.xaxis.set_major_formatter(ticker.EngFormatter(unit="s"))
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6, fontsize=8, frameon=False)
     return figure
