@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import dataclasses
 import importlib.util
-import io
 import json
 import sys
 import time
@@ -17,24 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model import autofp6, block_scaled, calibration_text, checkpoint, llm
-from model.calibration import RULES, Calibrated, Condition, Options, budget, calibrate, gram
+from model import quantize_report as report_of
+from model.calibration import RULES, Calibrated, Options, budget, calibrate, gram
 from model.checkpoint import PROJECTIONS, Checkpoint
 from model.formats import E2M3
 from model.llm import Llama
 from model.package import Entry, Package, Plain, Writer
 from model.quantised_llm import Format, PackageStore, QuantisedLlama, Settings
+from model.quantize_report import GRID, NMSE, OURS, PLAIN, Row
 from model.vmac import SUBGROUP
 
-__all__ = ["Row", "Texts", "main", "perplexities", "picture", "quantise", "storage_bits"]
+__all__ = ["Texts", "main", "perplexities", "quantise", "storage_bits"]
 
 Float = NDArray[np.float32]
 Progress = Callable[[str], None]
 
 WINDOW = 512
 """Tokens of the calibration text that see each other."""
-
-PLAIN, NMSE, OURS, GRID = "NVFP4", "AutoFP6 (nmse)", "AutoFP6", "FP6g"
-"""Names of what a matrix is compared in; ``OURS`` is what goes into the package."""
 
 
 @dataclass(frozen=True)
@@ -51,38 +49,6 @@ class Texts:
 
     calibration: NDArray[np.int64]
     evaluation: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Row:
-    """A matrix.
-
-    Attributes
-    ----------
-    name : str
-    shape : (int, int)
-        N and K.
-    bits : float
-        Storage bits per weight, see :func:`storage_bits`.
-    refined : float
-        Share of refined subgroups.
-    weights : dict of str to float
-        Error of the weights by format, ``Σ(w − ŵ)² / Σw²``.
-    outputs : dict of str to float
-        Error of the outputs on the evaluation text by format, ``‖X(W − Ŵ)ᵀ‖² / ‖XWᵀ‖²``; empty without one.
-    condition : Condition or None
-        Of the Hessian, if there was one.
-    seconds : float
-    """
-
-    name: str
-    shape: tuple[int, int]
-    bits: float
-    refined: float
-    weights: dict[str, float]
-    outputs: dict[str, float]
-    condition: Condition | None
-    seconds: float
 
 
 def storage_bits(refined: autofp6.Refined) -> float:
@@ -292,95 +258,6 @@ def perplexities(
     return found
 
 
-# ---- Report ----
-
-
-def _mean(rows: Sequence[Row], what: str, form: str) -> float:
-    return float(np.mean([getattr(row, what)[form] for row in rows]))
-
-
-def _total(rows: Sequence[Row]) -> dict[str, Any]:
-    sizes = [row.shape[0] * row.shape[1] for row in rows]
-    total: dict[str, Any] = {
-        "matrices": len(rows),
-        "weights": sum(sizes),
-        "bits_per_weight": float(np.average([row.bits for row in rows], weights=sizes)),
-        "refined": float(np.average([row.refined for row in rows], weights=sizes)),
-        "weight_nmse": {form: _mean(rows, "weights", form) for form in rows[0].weights},
-        "seconds": sum(row.seconds for row in rows),
-    }
-    if rows[0].outputs:
-        total["output_nmse"] = {form: _mean(rows, "outputs", form) for form in rows[0].outputs}
-        total["output_ratio"] = {
-            form: float(np.mean([row.outputs[form] / row.outputs[PLAIN] for row in rows if row.outputs[PLAIN]]))
-            for form in rows[0].outputs
-        }
-    return total
-
-
-def _table(rows: Sequence[Row]) -> str:
-    forms = list(rows[0].weights)
-    outputs = list(rows[0].outputs)
-    head = [
-        "matrix",
-        "N",
-        "K",
-        "bits",
-        "refined",
-        *(f"weights {f}" for f in forms),
-        *(f"outputs {f}" for f in outputs),
-        "seconds",
-        "",
-    ]
-    lines = [head]
-    for row in rows:
-        note = ""
-        if row.condition is not None and (row.condition.dead or row.condition.raised):
-            raised = f", damping raised to {row.condition.damping:g}" if row.condition.raised else ""
-            note = f"{row.condition.dead} dead inputs{raised}"
-        numbers = [*(row.weights[f] for f in forms), *(row.outputs[f] for f in outputs)]
-        lines.append(
-            [row.name, *map(str, row.shape), f"{row.bits:.3f}", f"{100 * row.refined:.1f} %"]
-            + [f"{number:.3e}" for number in numbers]
-            + [f"{row.seconds:.2f}", note]
-        )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
-    )
-
-
-def picture(rows: Sequence[Row]) -> str:
-    """Draw the errors of every matrix by layer as SVG, those of the outputs if they are known.
-
-    Raises
-    ------
-    ModuleNotFoundError
-        The package ``matplotlib`` is missing; the message is the pip command.
-    """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError("the picture needs the package matplotlib: pip install matplotlib") from None
-    what = "outputs" if rows[0].outputs else "weights"
-    with matplotlib.rc_context({"svg.hashsalt": "quantize", "svg.fonttype": "none"}):
-        figure = Figure(figsize=(11, 6), layout="constrained")
-        for axes, name in zip(figure.subplots(2, 2, sharex=True).flat, PROJECTIONS, strict=True):
-            chosen = [row for row in rows if row.name.endswith(f".{name}")]
-            layers = [int(row.name.partition(".")[0]) for row in chosen]
-            for form in getattr(rows[0], what):
-                axes.plot(layers, [getattr(row, what)[form] for row in chosen], "o-", ms=3, label=form)
-            axes.set(title=name, yscale="log", ylabel=f"NMSE of {what}")
-            axes.grid(visible=True, which="both", alpha=0.25)
-        for axes in figure.axes[2:]:
-            axes.set(xlabel="layer")
-        figure.axes[0].legend(frameon=False)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
-
-
 # ---- Command ----
 
 
@@ -451,36 +328,13 @@ def _run(options: argparse.Namespace, progress: Progress) -> tuple[list[Row], di
     if texts is not None:
         report["calibration_tokens"] = len(texts.calibration) if chosen.rule != "nmse" else 0
         report["evaluation_tokens"] = len(texts.evaluation)
-    report["total"] = _total(rows)
+    report["total"] = report_of.total(rows)
     if options.perplexity and texts is not None:
         # Only now is the whole model in memory.
         model = llm.load(options.checkpoint)
         report["perplexity"] = perplexities(model, Package(options.output), texts.evaluation, progress=progress)
     report["rows"] = [dataclasses.asdict(row) for row in rows]
     return rows, report
-
-
-def _summary(report: dict[str, Any]) -> str:
-    total = report["total"]
-    lines = [
-        f"{total['matrices']} matrices, {total['weights']} weights, {total['bits_per_weight']:.3f} bits each, "
-        f"{100 * total['refined']:.2f} % of subgroups refined"
-    ]
-    for key, title in (
-        ("weight_nmse", "NMSE of weights, mean"),
-        ("output_nmse", "NMSE of outputs, mean"),
-        ("output_ratio", "NMSE of outputs over NVFP4's, mean"),
-    ):
-        if key in total:
-            lines.append(f"{title}: " + ", ".join(f"{form} {value:.4g}" for form, value in total[key].items()))
-    if "perplexity" in report:
-        lines.append("perplexity: " + ", ".join(f"{form} {value:.2f}" for form, value in report["perplexity"].items()))
-    if "evaluation_tokens" in report:
-        lines.append(
-            f"calibrated on {report['calibration_tokens']} tokens of {report['calibration_text']}, "
-            f"evaluated on {report['evaluation_tokens']} of {report['evaluation_text']}"
-        )
-    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -560,15 +414,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.json is not None:
             options.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         if options.picture is not None:
-            options.picture.write_text(picture(rows), encoding="utf-8")
+            options.picture.write_text(report_of.picture(rows), encoding="utf-8")
     except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
         print(f"model.quantize: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("model.quantize: interrupted, nothing was written", file=sys.stderr)
         return 130
-    print(_table(rows))
-    print(f"\n{_summary(report)}\nwrote {options.output}, {time.monotonic() - started:.0f} s")
+    print(report_of.table(rows))
+    print(f"\n{report_of.summary(report)}\nwrote {options.output}, {time.monotonic() - started:.0f} s")
     return 0
 
 

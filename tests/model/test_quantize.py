@@ -12,7 +12,8 @@ from model.checkpoint import PROJECTIONS, Checkpoint
 from model.formats import E2M3
 from model.package import Package
 from model.quantised_llm import Format, PackageStore, QuantisedLlama, Settings
-from model.quantize import Texts, main, perplexities, picture, quantise
+from model.quantize import Texts, main, perplexities, quantise
+from model.quantize_report import picture
 from tests.packages import CONFIG, write_model
 
 
