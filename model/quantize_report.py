@@ -130,7 +130,8 @@ def picture(rows: Sequence[Row]) -> str:
             axes.grid(visible=True, which="both", alpha=0.25)
         for axes in figure.axes[2:]:
             axes.set(xlabel="layer")
-        figure.axes[0].legend(frameon=False)
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
