@@ -175,6 +175,29 @@ def _sidecar(block: Block, config: Any, component: Any, verilog: str) -> dict[st
     }
 
 
+def settings_of(texts: Sequence[str], blocks: Sequence[Block]) -> dict[str, str]:
+    """Return the values of ``NAME=VALUE`` texts, by name.
+
+    Raises
+    ------
+    ValueError
+        A text has no ``=``, or a name occurs twice or is no parameter of any block.
+    """
+    settings: dict[str, str] = {}
+    known = sorted({parameter for block in blocks for parameter in block.parameters()})
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--set must be NAME=VALUE, not {text!r}")
+        if name not in known:
+            of = blocks[0].name if len(blocks) == 1 else "all"
+            raise ValueError(f"parameter of {of} must be one of {', '.join(known)}, not {name!r}")
+        if name in settings:
+            raise ValueError(f"--set must name a parameter once, not {name!r} twice")
+        settings[name] = value
+    return settings
+
+
 def parse_parameters(block: Block, settings: dict[str, str]) -> dict[str, Any]:
     """Turn ``name=value`` texts into the types of ``block``'s parameters.
 
@@ -258,17 +281,7 @@ def _write(options: argparse.Namespace) -> None:
     if options.block is None:
         raise ValueError(f"block must be given: {', '.join(BLOCKS)} or all")
     blocks = _chosen(options.block)
-    settings: dict[str, str] = {}
-    for setting in options.set:
-        name, equals, value = setting.partition("=")
-        if not equals:
-            raise ValueError(f"--set must be NAME=VALUE, not {setting!r}")
-        if not any(name in block.parameters() for block in blocks):
-            known = sorted({parameter for block in blocks for parameter in block.parameters()})
-            raise ValueError(f"parameter of {options.block} must be one of {', '.join(known)}, not {name!r}")
-        if name in settings:
-            raise ValueError(f"--set must name a parameter once, not {name!r} twice")
-        settings[name] = value
+    settings = settings_of(options.set, blocks)
     # Every configuration is checked before anything is written.
     chosen = [(block, parse_parameters(block, settings)) for block in blocks]
     for block, parameters in chosen:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from model.command import CommandError, write_files
+
 __all__ = ["COLOURS", "PictureError", "bars", "blank", "stacks", "write_picture"]
 
 COLOURS = (
@@ -21,7 +23,7 @@ COLOURS = (
 )
 
 
-class PictureError(RuntimeError):
+class PictureError(CommandError):
     """A picture cannot be drawn; the message says why."""
 
 
@@ -51,7 +53,7 @@ def write_picture(path: Path, figure: Any) -> None:
         figure.savefig(out, format=path.suffix[1:], dpi=110, metadata=metadata)
     data = out.getvalue()
     # Lines of the SVG's paths end in a space.
-    path.write_bytes(b"\n".join(line.rstrip() for line in data.splitlines()) + b"\n" if svg else data)
+    write_files({path: b"\n".join(line.rstrip() for line in data.splitlines()) + b"\n" if svg else data})
 
 
 def bars(values: Mapping[str, Mapping[str, float]], title: str, label: str, line: float | None = None) -> Any:

@@ -15,13 +15,14 @@ import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
+
+from model.command import CommandError, run_tool
 
 __all__ = [
     "SIMULATORS",
@@ -98,7 +99,7 @@ endmodule
 _SIZES = "sizes.json"
 
 
-class SimulationError(RuntimeError):
+class SimulationError(CommandError):
     """A simulator is missing, a build failed, or a simulation ended badly or ran out of time."""
 
 
@@ -285,35 +286,20 @@ def run_command(
     """
     words = [str(word) for word in command]
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output:
+        expired, status = False, 0
         try:
-            process = subprocess.Popen(
-                words,
-                cwd=cwd,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            status = run_tool(words, timeout, cwd=cwd, env=environment, stdout=output, stderr=subprocess.STDOUT)
         except OSError as error:
             # No SimulationError, which would say something of the design.
             raise OSError(f"{words[0]} does not start: {error.strerror}") from error
-        expired = False
-        try:
-            process.wait(timeout)
         except subprocess.TimeoutExpired:
             expired = True
-        finally:
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
         output.seek(0)
         text = output.read()
     if log is not None:
         log.write_text(text, encoding="utf-8")
-    if expired or process.returncode != 0:
-        reason = f"ran longer than {timeout:g} s" if expired else f"ended with status {process.returncode}"
+    if expired or status:
+        reason = f"ran longer than {timeout:g} s" if expired else f"ended with status {status}"
         tail = "\n".join(text.splitlines()[-40:])
         raise SimulationError(f"{' '.join(words)} {reason}\n{tail}")
     return text

@@ -1,16 +1,17 @@
 """``python -m synth.area``: area of a block or of any Verilog file, module by module; docs/area.md says how to read it."""
 
 import argparse
-import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hdl.build import BLOCKS, generate, parse_parameters
-from synth.liberty import LibertyError, memory_macros
+from hdl.build import BLOCKS, generate, parse_parameters, settings_of
+from model.command import check_outputs, command, write_json
+from synth.liberty import memory_macros
 from synth.libraries import PRESETS, LibertyFiles, find, prepare
-from synth.stat import Area, SynthesisError
+from synth.stat import Area
 from synth.yosys import RECIPES, TOOLS, measure
 
 __all__ = ["add_design", "add_library", "as_json", "design_of", "main", "table"]
@@ -97,16 +98,17 @@ def memory_areas(area: Area, bit_area: float | None, macros: Sequence[Path]) -> 
 def add_design(parser: argparse.ArgumentParser) -> None:
     """Add the options that say what is measured."""
     parser.add_argument("design", help="name of a block (python -m hdl.build --list), or a Verilog file")
-    parser.add_argument("--set", nargs="+", default=[], metavar="NAME=VALUE", help="parameters of the block")
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="NAME=VALUE", help="parameters of the block"
+    )
     parser.add_argument("--top", help="name of the top module; needed with a file")
 
 
 def design_of(options: argparse.Namespace) -> tuple[str, str]:
     """Return Verilog and name of the top module that options of :func:`add_design` choose."""
     if options.design in BLOCKS:
-        given = dict(setting.partition("=")[::2] for setting in options.set)
-        # generate() refuses names that the block does not have.
-        parameters = given | parse_parameters(BLOCKS[options.design], given)
+        block = BLOCKS[options.design]
+        parameters = parse_parameters(block, settings_of(options.set, [block]))
         return generate(options.design, **parameters).verilog, options.top or options.design
     if options.set:
         raise ValueError(f"--set must follow the name of a block, not {options.design}")
@@ -125,6 +127,7 @@ def add_library(parser: argparse.ArgumentParser) -> None:
     add("--full-adders", action=adders, default=True, help="use the library's full-adder cells (default)")
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m synth.area", description=(__doc__ or "").partition(": ")[2])
@@ -140,31 +143,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     memory.add_argument("--memory-liberty", type=Path, nargs="+", default=[], metavar="FILE", help="memory macros")
     add("--json", type=Path, metavar="FILE", help="write the tables here as well")
     options = parser.parse_args(arguments)
-    try:
-        if options.bit_area is not None and not options.bit_area >= 0:
-            raise ValueError(f"--bit-area must not be negative, not {options.bit_area:g}")
-        files = find(options.liberty)
-        nand2 = prepare(files).library.nand2_area
-        verilog, top = design_of(options)
-        area = measure(
-            verilog,
-            top,
-            liberty=files,
-            hierarchical=options.hier,
-            recipe=options.recipe,
-            full_adders=options.full_adders,
-            tool=options.tool,
-        )
-        sizes = memory_areas(area, options.bit_area, options.memory_liberty)
-        print(table(area, nand2))
-        if area.memories:
-            print("\n" + memory_table(area, sizes))
-        if options.json:
-            text = json.dumps(as_json(area, files, nand2, sizes), indent=2, ensure_ascii=False) + "\n"
-            options.json.write_text(text, encoding="utf-8", newline="\n")
-    except (OSError, LibertyError, SynthesisError, ValueError, TypeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    if options.bit_area is not None and not 0 <= options.bit_area < math.inf:
+        raise ValueError(f"--bit-area must be at least 0 and finite, not {options.bit_area:g}")
+    check_outputs(options.json)
+    files = find(options.liberty)
+    nand2 = prepare(files).library.nand2_area
+    verilog, top = design_of(options)
+    area = measure(
+        verilog,
+        top,
+        liberty=files,
+        hierarchical=options.hier,
+        recipe=options.recipe,
+        full_adders=options.full_adders,
+        tool=options.tool,
+    )
+    sizes = memory_areas(area, options.bit_area, options.memory_liberty)
+    write_json(options.json, as_json(area, files, nand2, sizes))
+    print(table(area, nand2))
+    if area.memories:
+        print("\n" + memory_table(area, sizes))
     return 0
 
 

@@ -11,12 +11,13 @@ from typing import Any, cast
 
 from hdl.build import BLOCKS, generate, parse_parameters
 from hdl.lib.toolchain import tool_versions
-from model.pictures import PictureError, bars, write_picture
+from model.command import check_outputs, command, positive, write_files
+from model.pictures import bars, write_picture
 from synth.accuracy import LAYERS, PER_OPERAND, accuracy_point
 from synth.figure12 import ACCELERATOR, accelerator_areas, accelerator_rows, vmac_parts, vmac_rows
 from synth.libraries import PRESETS, find, prepare
 from synth.pictures import scatter, treemap
-from synth.points import Point, Row, SweepError, pareto, run
+from synth.points import Point, Row, pareto, run
 from synth.sweep import Shown, library_files
 from synth.yosys import TOOLS, available_tools, measure
 
@@ -306,10 +307,6 @@ def _pictures(result: Mapping[str, Any], folder: Path) -> None:
             write_picture(folder / f"{name}.{kind}", figure)
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="\n")
-
-
 def _report(result: Mapping[str, Any]) -> str:
     def shown(rows: Sequence[Row]) -> list[Row]:
         # Parts have tables of their own.
@@ -328,8 +325,8 @@ def _run(settings: argparse.Namespace) -> int:
         raise ValueError("--check must be given with --baseline")
     if settings.check is not None and not settings.check >= 0:
         raise ValueError(f"--check must be a share of at least 0, not {settings.check:g}")
-    if not settings.clock > 0:
-        raise ValueError(f"--clock must be positive, not {settings.clock:g}")
+    positive(settings, "clock", "jobs")
+    check_outputs(settings.json, settings.output / "compare.json")
     before = None
     if settings.baseline is not None:
         try:
@@ -340,10 +337,8 @@ def _run(settings: argparse.Namespace) -> int:
             ) from None
     result = _compare(settings)
     text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
-    _write(settings.output / "compare.json", text)
-    _write(settings.output / "compare.md", _report(result))
-    if settings.json is not None:
-        _write(settings.json, text)
+    files = {settings.output / "compare.json": text, settings.output / "compare.md": _report(result)}
+    write_files(files | ({} if settings.json is None else {settings.json: text}))
     if not settings.quick:
         _pictures(result, settings.output)
     if before is None:
@@ -357,6 +352,7 @@ def _run(settings: argparse.Namespace) -> int:
     return 1 if complaints else 0
 
 
+@command(interrupted="interrupted; the same command goes on from here")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m synth.compare", description=(__doc__ or "").partition(": ")[2])
@@ -385,14 +381,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--tool", choices=TOOLS, help="which Yosys (default: the first that is installed)")
     add("--quiet", action="store_true", help="no progress on the standard error stream")
     settings = parser.parse_args(arguments)
-    try:
-        return _run(settings)
-    except KeyboardInterrupt:
-        print("error: interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    except (OSError, ValueError, TypeError, ModuleNotFoundError, PictureError, SweepError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return _run(settings)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
 """``python -m synth.energy``: energy per MAC of the vector MACs, mode by mode and part by part, from gate-level simulation; docs/energy.md."""
 
 import argparse
-import json
+import math
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model.pictures import PictureError, stacks, write_picture
+from model.command import Progress, check_outputs, command, positive, write_json
+from model.pictures import stacks, write_picture
 from sim.design import config_of, generated
 from sim.harness import BulkHarness
 from sim.runner import SimulationError
@@ -23,9 +23,9 @@ from synth.liberty_tree import library_group
 from synth.libraries import LibertyFiles, find, prepare
 from synth.netlist import PROBE_BITS, FlatNetlist, mapped
 from synth.power import KINDS, Energy, Units, Waveforms, energy
-from synth.saif import PowerToolError, find_opensta, hand_off, opensta_power
+from synth.saif import find_opensta, hand_off, opensta_power
 from synth.workload import TENSORS, Stream, quiet, random_tensors, real_tensors, stream
-from synth.yosys import RECIPES, SynthesisError, work_folder
+from synth.yosys import RECIPES, work_folder
 
 __all__ = ["BLOCKS", "Result", "Settings", "main", "measured", "parts_of", "simulated", "table"]
 
@@ -323,6 +323,7 @@ def _picture(path: Path, results: Sequence[Result], settings: Settings) -> None:
     write_picture(path, stacks(each, f"Energy per MAC, {settings.liberty.name.partition('.')[0]}", "fJ"))
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m synth.energy", description=(__doc__ or "").partition(": ")[2])
@@ -352,53 +353,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--quiet", action="store_true", help="no progress on the standard error stream")
     add_library(parser)
     options = parser.parse_args(arguments)
-    started = time.monotonic()
-
-    def say(text: str) -> None:
-        if not options.quiet:
-            print(f"{text}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
-
-    try:
-        if not options.clock > 0:
-            raise ValueError(f"--clock must be positive, not {options.clock:g}")
-        for name in ("slew", "wire"):
-            if (getattr(options, name) or 0) < 0:
-                raise ValueError(f"--{name} must not be negative, not {getattr(options, name):g}")
-        settings = Settings(
-            find(options.liberty),
-            options.recipe,
-            options.full_adders,
-            options.clock,
-            options.slew,
-            options.wire,
-            options.rows,
-            options.tokens,
-            options.depth,
-            options.tool,
-            options.hand_off,
-        )
-        results = measured(settings, options.blocks, options.tensors, say)
-        print(table(results, settings))
-        print(f"\n{NOTE}")
-        if options.json:
-            rows = [result.as_json(settings.clock) for result in results]
-            data = {
-                "library": settings.liberty.name,
-                "clock_mhz": settings.clock,
-                "slew": settings.slew,
-                "wire": settings.wire,
-                "tensors": {"rows": settings.rows, "tokens": settings.tokens, "depth": settings.depth},
-                "note": NOTE,
-                "results": rows,
-            }
-            options.json.write_text(
-                json.dumps(data, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n"
-            )
-        if options.picture:
-            _picture(options.picture, results, settings)
-    except (OSError, ImportError, ValueError, SynthesisError, SimulationError, PowerToolError, PictureError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    positive(options, "clock", "rows", "tokens", "depth")
+    for name in ("slew", "wire"):
+        if not 0 <= (getattr(options, name) or 0) < math.inf:
+            raise ValueError(f"--{name} must be at least 0 and finite, not {getattr(options, name):g}")
+    check_outputs(options.json, options.picture)
+    settings = Settings(
+        find(options.liberty),
+        options.recipe,
+        options.full_adders,
+        options.clock,
+        options.slew,
+        options.wire,
+        options.rows,
+        options.tokens,
+        options.depth,
+        options.tool,
+        options.hand_off,
+    )
+    results = measured(settings, options.blocks, options.tensors, Progress(options.quiet))
+    data = {
+        "library": settings.liberty.name,
+        "clock_mhz": settings.clock,
+        "slew": settings.slew,
+        "wire": settings.wire,
+        "tensors": {"rows": settings.rows, "tokens": settings.tokens, "depth": settings.depth},
+        "note": NOTE,
+        "results": [result.as_json(settings.clock) for result in results],
+    }
+    write_json(options.json, data)
+    if options.picture:
+        _picture(options.picture, results, settings)
+    print(table(results, settings))
+    print(f"\n{NOTE}")
     return 0
 
 

@@ -1,14 +1,13 @@
 """``python -m synth.equivalence``: is a mapped netlist, with the functions of its cells, the same as the Verilog that it was made from? By SAT."""
 
 import argparse
-import json
 import re
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from model.command import Progress, check_outputs, command, positive, write_json
 from synth.area import add_design, add_library, design_of
 from synth.libraries import find
 from synth.netlist import FlatNetlist, mapped
@@ -111,6 +110,7 @@ def compared(verilog: str, netlist: FlatNetlist, tool: str | None = None, timeou
     return Verdict(False, variables, clauses, inputs, outputs)
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0 if the netlist is proven equal, 1 if not or on an error."""
     parser = argparse.ArgumentParser(prog="python -m synth.equivalence", description=(__doc__ or "").partition(": ")[2])
@@ -121,43 +121,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--hier", action="store_true", help="keep the hierarchy while mapping")
     add("--timeout", type=int, default=TIMEOUT, help=f"seconds for the solver (default: {TIMEOUT})")
     add("--json", type=Path, metavar="FILE", help="write the verdict here as well")
+    add("--quiet", action="store_true", help="no progress on the standard error stream")
     options = parser.parse_args(arguments)
-    started = time.monotonic()
-    try:
-        if options.timeout < 1:
-            raise ValueError(f"--timeout must be positive, not {options.timeout}")
-        files = find(options.liberty)
-        verilog, top = design_of(options)
-        netlist = mapped(
-            verilog,
-            top,
-            liberty=files,
-            hierarchical=options.hier,
-            recipe=options.recipe,
-            full_adders=options.full_adders,
-            tool=options.tool,
-        )
-        print(
-            f"{top}: {len(netlist.instances)} cells of {files.name}, {time.monotonic() - started:.0f} s",
-            file=sys.stderr,
-        )
-        verdict = compared(verilog, netlist, options.tool, options.timeout)
-        print(f"{top}, {files.name}: {verdict}")
-        if options.json:
-            data = {
-                "block": top,
-                "library": files.name,
-                "cells": len(netlist.instances),
-                "equal": verdict.equal,
-                "variables": verdict.variables,
-                "clauses": verdict.clauses,
-                "inputs": verdict.inputs,
-                "outputs": {name: list(pair) for name, pair in verdict.outputs.items()},
-            }
-            options.json.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8", newline="\n")
-    except (OSError, ValueError, SynthesisError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    say = Progress(options.quiet)
+    positive(options, "timeout")
+    check_outputs(options.json)
+    files = find(options.liberty)
+    verilog, top = design_of(options)
+    netlist = mapped(
+        verilog,
+        top,
+        liberty=files,
+        hierarchical=options.hier,
+        recipe=options.recipe,
+        full_adders=options.full_adders,
+        tool=options.tool,
+    )
+    say(f"{top}: {len(netlist.instances)} cells of {files.name}")
+    verdict = compared(verilog, netlist, options.tool, options.timeout)
+    data = {
+        "block": top,
+        "library": files.name,
+        "cells": len(netlist.instances),
+        "equal": verdict.equal,
+        "variables": verdict.variables,
+        "clauses": verdict.clauses,
+        "inputs": verdict.inputs,
+        "outputs": {name: list(pair) for name, pair in verdict.outputs.items()},
+    }
+    write_json(options.json, data)
+    print(f"{top}, {files.name}: {verdict}")
     return 0 if verdict.equal else 1
 
 

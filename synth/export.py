@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hdl.build import BLOCKS, Generated, generate, parse_parameters
-from hdl.lib.verilog import VerilogError
+from hdl.build import BLOCKS, Generated, generate, parse_parameters, settings_of
+from model.command import command, write_files
 from synth.macros import Split, split, summary, wrapper
 
 __all__ = ["PLATFORMS", "Constraints", "Platform", "export", "main", "sdc"]
@@ -219,6 +219,7 @@ def _description(generated: Generated, platform: str, constraints: Constraints, 
     return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m synth.export", description=(__doc__ or "").partition(": ")[2])
@@ -250,28 +251,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add("-o", "--output", type=Path, default=Path("build/export"), metavar="DIR", help="(default: %(default)s)")
     options = parser.parse_args(arguments)
-    try:
-        if options.block not in BLOCKS:
-            raise ValueError(f"block must be one of {', '.join(BLOCKS)}, not {options.block!r}")
-        block = BLOCKS[options.block]
-        settings: dict[str, str] = {}
-        for setting in options.set:
-            name, equals, value = setting.partition("=")
-            if not equals or name not in block.parameters() or name in settings:
-                known = ", ".join(block.parameters())
-                raise ValueError(f"--set must be NAME=VALUE, each NAME once, of {known}, not {setting!r}")
-            settings[name] = value
-        constraints = Constraints(options.clock, options.io_share, options.utilization)
-        parameters = parse_parameters(block, settings)
-        files = export(options.block, options.platform, constraints, options.smallest, **parameters)
-        for name, text in files.items():
-            path = options.output / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="\n")
-        print("\n".join(str(options.output / name) for name in files))
-    except (OSError, ValueError, TypeError, VerilogError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    if options.block not in BLOCKS:
+        raise ValueError(f"block must be one of {', '.join(BLOCKS)}, not {options.block!r}")
+    block = BLOCKS[options.block]
+    settings = settings_of(options.set, [block])
+    constraints = Constraints(options.clock, options.io_share, options.utilization)
+    parameters = parse_parameters(block, settings)
+    files = export(options.block, options.platform, constraints, options.smallest, **parameters)
+    write_files({options.output / name: text for name, text in files.items()})
+    print("\n".join(str(options.output / name) for name in files))
     return 0
 
 

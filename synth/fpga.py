@@ -18,9 +18,10 @@ from typing import Any
 from amaranth.hdl import Cat, ClockDomain, ClockSignal, Const, Elaboratable, Module, ResetSignal, Signal
 from amaranth.lib import io
 
-from hdl.build import BLOCKS, parse_parameters
+from hdl.build import BLOCKS, parse_parameters, settings_of
 from hdl.lib.toolchain import find_tool
 from hdl.uart_pe import UartPe
+from model.command import CommandError, check_outputs, command, write_json
 from model.uart_pe import UartPeConfig
 
 __all__ = ["BOARDS", "FpgaError", "Report", "Top", "build", "divisor_of", "main", "read_report", "run_script", "table"]
@@ -52,7 +53,7 @@ RESET_CYCLES = 16
 STAGES = {"top.json": "synthesised", "top.config": "placed and routed", "top.bit": "packed"}
 
 
-class FpgaError(RuntimeError):
+class FpgaError(CommandError):
     """A package is missing, a tool failed, or the design does not fit or is too slow."""
 
 
@@ -250,6 +251,7 @@ def run_script(folder: Path, environment: Mapping[str, str], progress: Callable[
         raise FpgaError(f"no {next(iter(left), 'bitstream')}: {errors[0].strip()}; the rest is in {log}")
 
 
+@command(prefix="synth.fpga")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0, 1 if there is no bitstream that runs at the board's clock, or 2 for wrong arguments."""
     parser = argparse.ArgumentParser(prog="python -m synth.fpga", description=__doc__)
@@ -262,24 +264,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         platform = platform_of(options.board)
-        settings = dict(item.partition("=")[::2] for item in options.set)
+        settings = settings_of(options.set, [BLOCKS["uart_pe"]])
+        if "divisor" in settings:
+            raise ValueError("--set must not name divisor, which --baud sets")
         parameters = parse_parameters(BLOCKS["uart_pe"], settings)
-        wrong = sorted(set(settings) - set(parameters)) + sorted({"divisor"} & set(settings))
-        if wrong:
-            raise ValueError(
-                f"--set must name parameters of uart_pe other than divisor, which --baud sets, not {wrong[0]!r}"
-            )
         divisor = divisor_of(platform.default_clk_frequency, options.baud)
         config = UartPeConfig(**parameters, divisor=divisor)
     except (ValueError, TypeError, FpgaError) as error:
         print(f"synth.fpga: {error}", file=sys.stderr)
         return 2
     folder = options.output or Path("build/fpga") / options.board
-    try:
-        report = build(options.board, config, folder, options.seed, lambda line: print(line, flush=True))
-    except (OSError, ValueError, FpgaError) as error:
-        print(f"synth.fpga: {error}", file=sys.stderr)
-        return 1
+    check_outputs(folder / "fpga.json")
+    report = build(options.board, config, folder, options.seed, lambda line: print(line, flush=True))
     described = {
         "board": options.board,
         "device": platform.device,
@@ -289,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         **asdict(report),
         "tools": {name: metadata.version(name) for name in PACKAGES},
     }
-    (folder / "fpga.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / "fpga.json", described)
     print(table(report))
     print(f"bitstream: {folder / 'top.bit'}")
     if report.fmax_mhz < report.clock_mhz:

@@ -1,23 +1,22 @@
 """``python -m synth.gatesim``: netlists mapped to a library, simulated and compared with the golden model, bit for bit."""
 
 import argparse
-import json
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from model.command import Progress, check_outputs, command, positive, write_files, write_json
 from sim.design import generated
 from sim.regress import Bench
-from sim.runner import SimulationError, seed_from_environment
+from sim.runner import seed_from_environment
 from sim.scoreboard import Tally
 from sim.stimuli import ILLEGAL, MODES
 from synth.area import add_library
 from synth.libraries import find
 from synth.netlist import FlatNetlist, mapped
-from synth.yosys import RECIPES, SynthesisError
+from synth.yosys import RECIPES
 
 __all__ = ["BLOCKS", "VECTORS", "Result", "check", "main", "table"]
 
@@ -120,6 +119,7 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0 if every netlist equals the model, 1 if not or on an error."""
     parser = argparse.ArgumentParser(prog="python -m synth.gatesim", description=(__doc__ or "").partition(": ")[2])
@@ -134,54 +134,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--quiet", action="store_true", help="no progress on the standard error stream")
     add_library(parser)
     options = parser.parse_args(arguments)
-    started = time.monotonic()
+    say, results = Progress(options.quiet), []
+    for block in options.blocks:
+        if block not in BLOCKS:
+            raise ValueError(f"BLOCK must be one of {', '.join(BLOCKS)}, not {block!r}")
+    positive(options, "vectors")
+    seed = seed_from_environment() if options.seed is None else options.seed
+    if seed < 0:
+        raise ValueError(f"--seed must not be negative, not {seed}")
+    netlists = {block: options.verilog and options.verilog / f"{block}.v" for block in options.blocks or DEFAULT}
+    check_outputs(*netlists.values(), options.json)
+    files = find(options.liberty)
+    for block, path in netlists.items():
+        netlist = mapped(
+            generated(block).verilog,
+            block,
+            liberty=files,
+            hierarchical=options.hier,
+            recipe=options.recipe,
+            full_adders=options.full_adders,
+            tool=options.tool,
+        )
+        say(f"{block}: {len(netlist.instances)} cells of {files.name}")
+        if path:
+            write_files({path: netlist.verilog() + netlist.models})
 
-    def say(text: str) -> None:
-        if not options.quiet:
-            print(f"{text}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+        def done(tally: Tally, block: str = block) -> None:
+            say(f"{block}: {tally.total} vectors")
 
-    results = []
-    try:
-        for block in options.blocks:
-            if block not in BLOCKS:
-                raise ValueError(f"BLOCK must be one of {', '.join(BLOCKS)}, not {block!r}")
-        if options.vectors < 1:
-            raise ValueError(f"--vectors must be positive, not {options.vectors}")
-        seed = seed_from_environment() if options.seed is None else options.seed
-        if seed < 0:
-            raise ValueError(f"--seed must not be negative, not {seed}")
-        for path in [options.verilog, options.json and options.json.parent]:
-            if path:
-                path.mkdir(parents=True, exist_ok=True)
-        files = find(options.liberty)
-        for block in options.blocks or DEFAULT:
-            netlist = mapped(
-                generated(block).verilog,
-                block,
-                liberty=files,
-                hierarchical=options.hier,
-                recipe=options.recipe,
-                full_adders=options.full_adders,
-                tool=options.tool,
-            )
-            say(f"{block}: {len(netlist.instances)} cells of {files.name}")
-            if options.verilog:
-                target = options.verilog / f"{block}.v"
-                target.write_text(netlist.verilog() + netlist.models, encoding="utf-8", newline="\n")
-
-            def done(tally: Tally, block: str = block) -> None:
-                say(f"{block}: {tally.total} vectors")
-
-            results.append(check(block, files.name, netlist, options.vectors, seed, done))
-            for fault in results[-1].faults:
-                print(f"{block}: {fault}", flush=True)
-        print(table(results))
-        if options.json:
-            text = json.dumps([result.as_json() for result in results], indent=2, ensure_ascii=False) + "\n"
-            options.json.write_text(text, encoding="utf-8", newline="\n")
-    except (OSError, ValueError, SynthesisError, SimulationError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        results.append(check(block, files.name, netlist, options.vectors, seed, done))
+        for fault in results[-1].faults:
+            print(f"{block}: {fault}", flush=True)
+    write_json(options.json, [result.as_json() for result in results])
+    print(table(results))
     return 1 if any(result.faults for result in results) else 0
 
 

@@ -4,17 +4,17 @@ import argparse
 import json
 import re
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hdl.build import generate
+from model.command import Progress, check_outputs, command, positive, write_json
 from sim.mutation import BLOCKS, VECTORS, check_mutants
-from sim.runner import SimulationError, find_cocotb
+from sim.runner import find_cocotb
 from synth.canonical import canonical
-from synth.yosys import TOOLS, SynthesisError, run_yosys, work_folder
+from synth.yosys import TOOLS, run_yosys, work_folder
 
 __all__ = ["GOAL", "Mutant", "Netlist", "Result", "campaign", "main", "mutated", "prove", "table"]
 
@@ -422,11 +422,10 @@ def campaign(
     """
     if vectors < 1:
         raise ValueError(f"vectors must be positive, not {vectors}")
-    started = time.monotonic()
+    progress = Progress(quiet)
 
     def say(text: str) -> None:
-        if not quiet:
-            print(f"{block}: {text}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+        progress(f"{block}: {text}")
 
     netlist = mutated(block, count, seed, parameters, tool)
     say(f"{count} mutants in a netlist of {len(json.loads(netlist.gates)['modules'][block]['cells'])} gates")
@@ -463,6 +462,7 @@ def table(results: Sequence[Result]) -> str:
     return "\n".join(lines)
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0 if enough mutants were caught, 1 if not or on an error."""
     parser = argparse.ArgumentParser(prog="python -m synth.mutate", description=(__doc__ or "").partition(": ")[2])
@@ -480,22 +480,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--tool", choices=TOOLS, help="which Yosys (default: the first that is installed)")
     add("--quiet", action="store_true", help="no progress on the standard error stream")
     options = parser.parse_args(arguments)
-    try:
-        if "pe" in options.blocks:
-            find_cocotb()
-        if options.json:
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-        results = [
-            campaign(block, options.count, options.seed, options.vectors, tool=options.tool, quiet=options.quiet)
-            for block in options.blocks
-        ]
-        print(table(results))
-        if options.json:
-            text = json.dumps([result.as_json() for result in results], indent=2, ensure_ascii=False) + "\n"
-            options.json.write_text(text, encoding="utf-8", newline="\n")
-    except (OSError, SynthesisError, SimulationError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    if "pe" in options.blocks:
+        find_cocotb()
+    positive(options, "count", "vectors")
+    check_outputs(options.json)
+    results = [
+        campaign(block, options.count, options.seed, options.vectors, tool=options.tool, quiet=options.quiet)
+        for block in options.blocks
+    ]
+    write_json(options.json, [result.as_json() for result in results])
+    print(table(results))
     return 0 if all(result.share >= GOAL for result in results) else 1
 
 

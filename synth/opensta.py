@@ -5,11 +5,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from model.command import run_tool
 from synth.stat import SynthesisError
 from synth.yosys import work_folder
 
 __all__ = ["available", "period", "readable_library", "readable_verilog"]
 
+_TIMEOUT = 1200.0
 _SCRIPT = """\
 read_liberty cells.lib
 read_verilog mapped.v
@@ -59,18 +61,17 @@ def period(verilog: str, top: str, library: str, *, clock: str = "clk", unit: fl
         _write(folder / "cells.lib", readable_library(library))
         _write(folder / "mapped.v", readable_verilog(verilog))
         _write(folder / "run.tcl", _SCRIPT.format(top=top, clock=clock) + "exit\n")
-        done = subprocess.run(
-            ["sta", "-no_splash", "-exit", "run.tcl"],
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=1200,
-            check=False,
-        )
-        slack = re.search(r"(-?[\d.]+)\s+slack", done.stdout)
+        with (folder / "run.log").open("w") as log:
+            try:
+                run_tool(["sta", "-no_splash", "-exit", "run.tcl"], _TIMEOUT, cwd=folder, stdout=log, stderr=log)
+            except subprocess.TimeoutExpired:
+                raise SynthesisError(
+                    f"OpenSTA did not end within {_TIMEOUT:.0f} s; its files are in {folder}"
+                ) from None
+        printed = (folder / "run.log").read_text(encoding="utf-8", errors="replace")
+        slack = re.search(r"(-?[\d.]+)\s+slack", printed)
         if slack is None:
-            lines = [line for line in (done.stdout + done.stderr).splitlines() if "rror" in line] or ["no path"]
+            lines = [line for line in printed.splitlines() if "rror" in line] or ["no path"]
             raise SynthesisError(f"OpenSTA must find a path in {top}: {lines[0]}; its files are in {folder}")
         return (1000 - float(slack[1])) * unit
 

@@ -6,16 +6,20 @@ import importlib
 import json
 import multiprocessing
 import os
+import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache, partial
 from itertools import product
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, cast
+
+from model.command import CommandError, end_tools
 
 __all__ = ["Point", "Progress", "Row", "SweepError", "Value", "grid", "named", "numeric", "pareto", "run", "sources"]
 
@@ -31,9 +35,10 @@ Progress = Callable[[int, int, int], None]
 _ROOT = Path(__file__).resolve().parents[1]
 _PACKAGES = ("hdl", "model", "sim", "synth")
 _CONNECT = "20s"
+_CLEANING = 0.5
 
 
-class SweepError(RuntimeError):
+class SweepError(CommandError):
     """A sweep could not be finished; the message says why, and the finished points are kept."""
 
 
@@ -145,12 +150,17 @@ def _evaluate(function: Callable[[Point], Row], digest: str, module: str, point:
     return cast(Row, json.loads(json.dumps({**point, **figures}, allow_nan=False)))
 
 
-def _end_with_parent() -> None:
-    """Let a worker end when the command is killed: it would wait for work for ever."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        sentinel = parent.sentinel
-        threading.Thread(target=lambda: (wait([sentinel]), os._exit(1)), daemon=True).start()
+def _end_with(parent: Connection) -> None:
+    """Let a worker, and the tool that it runs, end when the command closes its end of a pipe, or is killed."""
+
+    def watch() -> None:
+        wait([parent])
+        end_tools()
+        # Time enough to remove the files of the tool.
+        time.sleep(_CLEANING)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _here(
@@ -162,13 +172,31 @@ def _here(
         return
     # A forked child of a process with threads may hang.
     method = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(jobs, max(len(points), 1)), method, _end_with_parent)
+    theirs, ours = method.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(min(jobs, max(len(points), 1)), method, _end_with, (theirs,))
     try:
-        futures: dict[Future[Row], Point] = {pool.submit(task, point): point for point in points}
+        # Ctrl-C reaches all processes of a terminal; workers end by the pipe.
+        with _held(signal.SIGINT):
+            futures: dict[Future[Row], Point] = {pool.submit(task, point): point for point in points}
         for future in as_completed(futures):
             yield futures[future], future.result
+    except BaseException:
+        ours.close()
+        raise
     finally:
         pool.shutdown(cancel_futures=True)
+        ours.close()
+        theirs.close()
+
+
+@contextlib.contextmanager
+def _held(number: signal.Signals) -> Iterator[None]:
+    """Hold back a signal from this thread, and for good from the processes that it starts meanwhile."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {number})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _on_cluster(

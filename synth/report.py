@@ -1,7 +1,6 @@
 """``python -m synth.report``: area of every block, ratios to the NVFP4-only baseline, and goals; docs/area.md says how to read it."""
 
 import argparse
-import json
 import os
 import re
 import sys
@@ -17,6 +16,7 @@ from amaranth.hdl import Shape
 
 from hdl.build import generate
 from hdl.refinement import held_layout
+from model.command import check_outputs, command, positive, write_json
 from model.vmac import VmacConfig
 from synth import liberty as lib
 from synth.libraries import LibertyFiles, find, prepare
@@ -449,6 +449,7 @@ def table(result: Report) -> str:
     return "\n".join(lines)
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m synth.report", description=(__doc__ or "").partition(":")[2])
@@ -464,21 +465,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.list:
         print("\n".join(DESIGNS))
         return 0
-    try:
-        if options.jobs < 1:
-            raise ValueError(f"--jobs must be positive, not {options.jobs}")
-        if options.json:
-            options.json.parent.mkdir(parents=True, exist_ok=True)
-        result = report(
-            options.only, liberty=find(options.liberty), jobs=options.jobs, tool=options.tool, quiet=options.quiet
-        )
-        print(table(result))
-        if options.json:
-            text = json.dumps(result.as_json(), indent=2, ensure_ascii=False) + "\n"
-            options.json.write_text(text, encoding="utf-8", newline="\n")
-    except (OSError, lib.LibertyError, SynthesisError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    positive(options, "jobs")
+    check_outputs(options.json)
+    result = report(
+        options.only, liberty=find(options.liberty), jobs=options.jobs, tool=options.tool, quiet=options.quiet
+    )
+    write_json(options.json, result.as_json())
+    print(table(result))
     return 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from model.command import CommandError
 from synth.netlist import FlatNetlist
 from synth.power import Waveforms
 
@@ -17,7 +18,7 @@ VERSION = 3
 TIMEOUT = 600.0
 
 
-class PowerToolError(RuntimeError):
+class PowerToolError(CommandError):
     """OpenSTA failed, or its report has no total."""
 
 

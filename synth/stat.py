@@ -4,13 +4,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from model.command import CommandError
 from synth import liberty as lib
 from synth.memories import Memory
 
 __all__ = ["Area", "Module", "SynthesisError", "read_stat"]
 
 
-class SynthesisError(RuntimeError):
+class SynthesisError(CommandError):
     """Synthesis failed, or its result cannot be measured; the message says why."""
 
 

@@ -5,7 +5,6 @@ import csv
 import hashlib
 import io
 import json
-import math
 import os
 import re
 import sys
@@ -17,10 +16,11 @@ from typing import Any
 
 from hdl.build import BLOCKS, Block, generate, parse_parameters
 from hdl.lib.toolchain import tool_versions
-from model.pictures import PictureError, write_picture
+from model.command import check_outputs, command, positive, write_files
+from model.pictures import write_picture
 from synth.libraries import PRESETS, find, prepare
 from synth.pictures import scatter
-from synth.points import Point, Row, SweepError, Value, grid, named, numeric, pareto, run
+from synth.points import Point, Row, Value, grid, named, numeric, pareto, run
 from synth.timing import timing_of
 from synth.yosys import RECIPES, TOOLS, available_tools, synthesise
 
@@ -101,7 +101,9 @@ def write_table(rows: Sequence[Row], path: Path, **about: Any) -> None:
     if path.suffix == ".parquet":
         pyarrow, parquet = _pyarrow()
         names = columns(rows)
-        parquet.write_table(pyarrow.table({name: [row.get(name) for row in rows] for name in names}), path)
+        out = io.BytesIO()
+        parquet.write_table(pyarrow.table({name: [row.get(name) for row in rows] for name in names}), out)
+        write_files({path: out.getvalue()})
         return
     if path.suffix == ".csv":
         text = _csv(rows)
@@ -109,7 +111,7 @@ def write_table(rows: Sequence[Row], path: Path, **about: Any) -> None:
         text = json.dumps({**about, "rows": rows}, indent=1, ensure_ascii=False) + "\n"
     else:
         raise ValueError(f"table must end in {', '.join(f'.{each}' for each in FORMATS)}, not {path.name}")
-    path.write_text(text, encoding="utf-8", newline="\n")
+    write_files({path: text})
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -192,9 +194,6 @@ def _task(options: argparse.Namespace) -> Task:
         return named(options.function), grid(values), lambda point: None, {"function": options.function}
     if options.block not in BLOCKS:
         raise ValueError(f"block must be one of {', '.join(BLOCKS)}, not {options.block!r}")
-    for clock in options.clock:
-        if not 0 < clock < math.inf:
-            raise ValueError(f"--clock must be positive, not {clock:g}")
     libraries, hashes = library_files(options.liberty)
     if options.clock:
         for name, text in libraries.items():
@@ -259,6 +258,8 @@ def _varied(points: Sequence[Point]) -> list[str]:
 
 
 def _sweep(options: argparse.Namespace) -> None:
+    positive(options, "clock", "jobs")
+    check_outputs(*(options.output / f"sweep.{kind}" for kind in options.format))
     if "parquet" in options.format:
         _pyarrow()
     function, points, context, about = _task(options)
@@ -279,6 +280,7 @@ def _sweep(options: argparse.Namespace) -> None:
     print(f"{len(rows)} points, {refused} refused, in {options.output}")
 
 
+@command(interrupted="interrupted; the same command goes on from here")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m synth.sweep", description=(__doc__ or "").partition(": ")[2])
@@ -309,14 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--tool", choices=TOOLS, help="which Yosys (default: the first that is installed)")
     add("--quiet", action="store_true", help="no progress on the standard error stream")
     options = parser.parse_args(arguments)
-    try:
-        _sweep(options)
-    except KeyboardInterrupt:
-        print("error: interrupted; the same command goes on from here", file=sys.stderr)
-        return 130
-    except (OSError, ValueError, TypeError, ModuleNotFoundError, PictureError, SweepError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    _sweep(options)
     return 0
 
 

@@ -1,7 +1,6 @@
 """``python -m synth.targets``: vMAC and NVFP4-only baseline in every flow, and the clock, beside their goals; docs/area.md says how to read it."""
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hdl.build import generate
+from model.command import check_outputs, command, positive, write_json
 from model.vmac import LATENCY
 from synth.liberty import LibertyError
 from synth.libraries import PRESETS, LibertyFiles, find, prepare
 from synth.report import BASELINE, MAIN, Bench, without_status
-from synth.stat import SynthesisError
 from synth.timing import time_design
 from synth.yosys import RECIPES, TOOLS, measure
 
@@ -259,6 +258,7 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m synth.targets", description=(__doc__ or "").partition(": ")[2])
@@ -272,26 +272,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--json", type=Path, metavar="FILE", help="write the table here as well")
     add("--quiet", action="store_true", help="no progress on the standard error stream")
     options = parser.parse_args(arguments)
-    try:
-        if options.jobs < 1:
-            raise ValueError(f"--jobs must be positive, not {options.jobs}")
-        flows = libraries(options.library)
-        settings = {"recipe": options.recipe, "jobs": options.jobs, "tool": options.tool, "quiet": options.quiet}
-        rows = measure_flows(flows, **settings)
-        print(table(rows))
-        clocks = measure_clocks(flows, **settings)
-        if clocks:
-            print(f"\n{clock_table(clocks)}")
-        missing = [flow for flow in GOALS if flow not in flows]
-        if missing:
-            print(f"\nNot measured, for want of the library: {', '.join(missing)}")
-        if options.json:
-            data = {"recipe": options.recipe, "rows": [row.as_json() for row in rows], "not_measured": missing}
-            data["clocks"] = [row.as_json() for row in clocks]
-            options.json.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8", newline="\n")
-    except (OSError, LibertyError, SynthesisError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    positive(options, "jobs")
+    check_outputs(options.json)
+    flows = libraries(options.library)
+    settings = {"recipe": options.recipe, "jobs": options.jobs, "tool": options.tool, "quiet": options.quiet}
+    rows = measure_flows(flows, **settings)
+    clocks = measure_clocks(flows, **settings)
+    missing = [flow for flow in GOALS if flow not in flows]
+    data = {"recipe": options.recipe, "rows": [row.as_json() for row in rows], "not_measured": missing}
+    write_json(options.json, data | {"clocks": [row.as_json() for row in clocks]})
+    print(table(rows))
+    if clocks:
+        print(f"\n{clock_table(clocks)}")
+    if missing:
+        print(f"\nNot measured, for want of the library: {', '.join(missing)}")
     return 0
 
 

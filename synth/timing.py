@@ -1,22 +1,19 @@
 """``python -m synth.timing``: longest paths and highest clock of a block or of any Verilog file; docs/timing.md says what is assumed."""
 
 import argparse
-import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from model.command import Progress, check_outputs, command, positive, write_json
 from synth import opensta
 from synth.area import add_design, add_library, design_of
-from synth.liberty import LibertyError
 from synth.libraries import LibertyFiles, Prepared, find, prepare, without
 from synth.nldm import TimedCell, time_unit, timed_cells
 from synth.sta import Timing, analyse
-from synth.stat import SynthesisError
 from synth.yosys import Netlist, synthesise
 
 __all__ = ["Result", "main", "table", "time_design"]
@@ -159,6 +156,7 @@ def table(results: Sequence[Result], paths: int = 8) -> str:
     return "\n".join(lines)
 
 
+@command()
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m synth.timing", description=(__doc__ or "").partition(": ")[2])
@@ -172,41 +170,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--json", type=Path, metavar="FILE", help="write all paths here")
     add("--quiet", action="store_true", help="no progress on the standard error stream")
     options = parser.parse_args(arguments)
-    try:
-        for period in options.periods:
-            if not period > 0:
-                raise ValueError(f"--periods must be positive, not {period:g}")
-        if options.opensta and not opensta.available():
-            raise ValueError("--opensta needs sta on the path")
-        files = find(options.liberty)
-        verilog, top = design_of(options)
-        results = []
-        for target in options.periods or [None]:
-            started = time.monotonic()
-            results.append(
-                time_design(
-                    verilog,
-                    top,
-                    files,
-                    target=target,
-                    recipe=options.recipe,
-                    full_adders=options.full_adders,
-                    tool=options.tool,
-                    use_opensta=options.opensta,
-                )
+    positive(options, "periods")
+    if options.paths < 0:
+        raise ValueError(f"--paths must not be negative, not {options.paths}")
+    check_outputs(options.json)
+    if options.opensta and not opensta.available():
+        raise ValueError("--opensta needs sta on the path")
+    files = find(options.liberty)
+    verilog, top = design_of(options)
+    say, results = Progress(options.quiet), []
+    for target in options.periods or [None]:
+        results.append(
+            time_design(
+                verilog,
+                top,
+                files,
+                target=target,
+                recipe=options.recipe,
+                full_adders=options.full_adders,
+                tool=options.tool,
+                use_opensta=options.opensta,
             )
-            if not options.quiet:
-                name = "as fast as possible" if target is None else f"{target:g} ps"
-                print(f"{name}: {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
-        print(f"{top}, {files.name}, {options.recipe} recipe; before layout, by {results[0].engine}\n")
-        print(table(results, options.paths))
-        if options.json:
-            data = {"design": top, "library": files.name, "recipe": options.recipe}
-            text = json.dumps(data | {"results": [each.as_json() for each in results]}, indent=2) + "\n"
-            options.json.write_text(text, encoding="utf-8", newline="\n")
-    except (OSError, LibertyError, SynthesisError, ValueError, TypeError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        )
+        say("as fast as possible" if target is None else f"{target:g} ps")
+    data = {"design": top, "library": files.name, "recipe": options.recipe}
+    write_json(options.json, data | {"results": [each.as_json() for each in results]})
+    print(f"{top}, {files.name}, {options.recipe} recipe; before layout, by {results[0].engine}\n")
+    print(table(results, options.paths))
     return 0
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hdl.lib.toolchain import find_tool
+from model.command import run_tool
 from synth import liberty as lib
 from synth import memories as mem
 from synth.adders import adder_techmap, turn_adders
@@ -82,11 +83,18 @@ def _write(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def work_folder(name: str) -> Iterator[Path]:
-    """Give a fresh folder for one run and remove it afterwards, unless an exception says no."""
+    """Give a fresh folder for one run and remove it afterwards, unless a failure says no."""
     root = build_root()
     root.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=re.sub(r"[^A-Za-z0-9_]+", "_", name) + "-", dir=root))
-    yield folder
+    try:
+        yield folder
+    except Exception:
+        # Its log says why.
+        raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -127,16 +135,14 @@ def run_yosys(script: str, folder: Path, tool: str | None = None, *, step: str =
         # Native Yosys keeps converted libraries in the temporary folder, by name and time only; the other cannot see that folder.
         environment = {**os.environ, "TMPDIR": scratch} if name == "pyosys" else None
         try:
-            status = subprocess.run(
+            status = run_tool(
                 [*command, f"{step}.ys"],
+                _TIMEOUT,
                 cwd=folder,
                 env=environment,
-                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                timeout=_TIMEOUT,
-                check=False,
-            ).returncode
+            )
         except subprocess.TimeoutExpired:
             raise SynthesisError(f"{name} did not end within {_TIMEOUT:.0f} s; its log is {log_file}") from None
     if status:

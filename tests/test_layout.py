@@ -20,7 +20,7 @@ SHARED = [
     *("sim/runner.py", "sim/harness.py", "sim/bench_common.py", "sim/bench_registers.py"),
     *("synth/__main__.py", "synth/yosys.py", "synth/stat.py", "synth/memories.py", "synth/adders.py"),
     *("synth/liberty.py", "synth/libraries.py", "synth/canonical.py", "synth/nldm.py", "synth/sta.py"),
-    *("synth/opensta.py", "synth/points.py", "synth/pictures.py", "model/pictures.py"),
+    *("synth/opensta.py", "synth/points.py", "synth/pictures.py", "model/pictures.py", "model/command.py"),
     *("synth/macros.py", "synth/liberty_tree.py", "synth/cells.py", "synth/netlist.py"),
     *("synth/power.py", "synth/saif.py"),
 ]

@@ -11,6 +11,7 @@ from amaranth.lib import wiring
 
 from hdl.lib.shared import VerilogPlatform
 from hdl.lib.toolchain import use_yosys, yosys_command
+from model.command import CommandError
 
 __all__ = ["VerilogError", "lint_unused", "to_verilog"]
 
@@ -73,7 +74,7 @@ def lint_unused(reason: str) -> dict[str, str]:
     return {"lint_unused": reason}
 
 
-class VerilogError(RuntimeError):
+class VerilogError(CommandError):
     """Yosys could not write the Verilog; says why."""
 
 

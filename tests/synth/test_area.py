@@ -251,7 +251,7 @@ def test_a_block_is_measured_by_its_name(monkeypatch, capsys):
     ("arguments", "message"),
     [
         (["weight_encoder", "--set", "lane=16"], "parameter of weight_encoder must be one of lanes, "),
-        (["weight_encoder", "--bit-area", "-1"], "--bit-area must not be negative, not -1"),
+        (["weight_encoder", "--bit-area", "-1"], "--bit-area must be at least 0 and finite, not -1"),
         (["a.v"], "--top must name the top module of a.v"),
         (["a.v", "--set", "lanes=16"], "--set must follow the name of a block, not a.v"),
         (["a.v", "--top", "a", "--liberty", "ihp"], "Liberty must be a file or one of ge, ihp-sg13g2, "),

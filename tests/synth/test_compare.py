@@ -236,7 +236,7 @@ def test_the_committed_baseline_holds(tmp_path, capsys):
         (["--baseline", "absent.json"], "[Errno 2] No such file or directory: 'absent.json'"),
         (["--baseline", str(ROOT / "README.md")], "--baseline must be what --json or an earlier run wrote, not "),
         (["--liberty", "absent.lib"], "Liberty must be a file or one of ge, "),
-        (["--jobs", "0"], "jobs must be positive, not 0"),
+        (["--jobs", "0"], "--jobs must be positive, not 0"),
         (["--clock", "-1"], "--clock must be positive, not -1"),
         (["--check", "nan", "--baseline", str(BASELINE)], "--check must be a share of at least 0, not nan"),
     ],

@@ -110,7 +110,7 @@ def test_a_library_without_power_is_refused_before_anything_runs(capsys):
     ("arguments", "reason"),
     [
         (["--clock", "0"], "--clock must be positive, not 0"),
-        (["--wire", "-1"], "--wire must not be negative, not -1"),
+        (["--wire", "-1"], "--wire must be at least 0 and finite, not -1"),
         (["--tensors", "random", "--rows", "8"], "N must be a positive multiple of 16, not 8"),
         (["--tensors", "random", "--depth", "33"], "K must be a positive multiple of 32, not 33"),
     ],

@@ -56,9 +56,9 @@ def test_bits_last_whole_cycles():
         (["--set", "vectors=3"], "vectors must be a power of two from 2 to 32768, not 3"),
         (
             ["--set", "divisor=30"],
-            "--set must name parameters of uart_pe other than divisor, which --baud sets, not 'divisor'",
+            "--set must not name divisor, which --baud sets",
         ),
-        (["--set", "rows=3"], "--set must name parameters of uart_pe"),
+        (["--set", "rows=3"], "parameter of uart_pe must be one of "),
     ],
 )
 def test_wrong_arguments_give_one_line(arguments, message, capsys):

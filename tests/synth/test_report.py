@@ -404,8 +404,8 @@ def test_command_writes_the_whole_report(measured, tmp_path, capsys):
         (["--jobs", "0"], "--jobs must be positive, not 0"),
         (["--jobs", "-2"], "--jobs must be positive, not -2"),
         (["--liberty", "absent.lib"], "Liberty must be a file or one of ge, "),
-        (["--json", f"{GE}/report.json"], "[Errno 17] File exists: "),
-        (["--only", "vmac", "--quiet", "--json", str(GE.parent)], "[Errno 21] Is a directory: "),
+        (["--json", f"{GE}/report.json"], "output must be in a folder, which "),
+        (["--only", "vmac", "--quiet", "--json", str(GE.parent)], "output must be a file, not the folder "),
     ],
 )
 def test_errors_are_one_line(measured, arguments, message, capsys):

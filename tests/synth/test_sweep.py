@@ -154,7 +154,7 @@ def test_clocks_reach_the_recipe(monkeypatch):
         ([*FUNCTION, "--clock", "500"], "--function must be given without --clock"),
         (["vmac", *FUNCTION], "--function must be given without a block, not with 'vmac'"),
         (["--function", "math"], "function must be module:function, not 'math': "),
-        ([*FUNCTION, "--jobs", "0"], "jobs must be positive, not 0"),
+        ([*FUNCTION, "--jobs", "0"], "--jobs must be positive, not 0"),
         ([*FUNCTION, "--pareto", "i", "area"], "column must be one of i, kind, square, name, not 'area'"),
         ([*FUNCTION, "--pareto", "i", "name"], "columns i and name must have numbers in one row at least, not in none"),
         (
