@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
@@ -72,6 +73,8 @@ def command(*, prefix: str = "error", status: int = 1, interrupted: str = "inter
                     print(end="", flush=True)
                     return found
                 except KeyboardInterrupt as error:
+                    # Of what was half made, Amaranth's modules among it.
+                    warnings.simplefilter("ignore")
                     print(f"{prefix}: {interrupted}", file=sys.stderr)
                     return 128 + signal.SIGTERM if isinstance(error, _TerminatedError) else _INTERRUPTED
                 except BrokenPipeError:
