@@ -1,5 +1,6 @@
 """Weight preparation: which subgroups to refine, and refinement-aware GPTQ (paper, appendix E; docs/weights.md)."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,8 +20,11 @@ Rule = Literal["nmse", "hessian", "gptq"]
 RULES: tuple[Rule, ...] = ("nmse", "hessian", "gptq")
 """Ways to prepare a matrix: subgroups by plain or by Hessian-weighted error, rounded to nearest; or algorithm 1."""
 
-# Compensation reaches the columns of a block group by group, and those behind it at once.
 _BLOCK = 8 * GROUP
+"""Columns that are worked on at a time: compensation reaches those of a block group by group, and those behind it at once."""
+
+MOST_DAMPING = 1e6
+"""Beyond this all Hessians are the identity, and numbers of 32 bits do not hold U."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Options:
         Share ρ of subgroups that are refined, at most ``slots / 4``.
     rule : {"gptq", "hessian", "nmse"}
     damping : float
-        What is added to the Hessian's diagonal, as a share of its mean; at least 0.
+        What is added to the Hessian's diagonal, as a share of its mean; from 0 to 10⁶.
     slots : int
         Most refined subgroups in a group of 16, 1 to 4.
     step : {"fixed", "exponent"}
@@ -60,8 +64,8 @@ class Options:
         most = self.slots / SUBGROUPS
         if not 0 <= self.density <= most:
             raise ValueError(f"density must be from 0 to {most} with {self.slots} slots, not {self.density}")
-        if not 0 <= self.damping < np.inf:
-            raise ValueError(f"damping must be at least 0 and finite, not {self.damping}")
+        if not 0 <= self.damping <= MOST_DAMPING:
+            raise ValueError(f"damping must be from 0 to {MOST_DAMPING:g}, not {self.damping}")
         autofp6.offset_step(np.zeros(0, np.uint8), self.bits, self.step)
 
 
@@ -118,7 +122,10 @@ def gram(x: Float, total: NDArray[np.float64] | None = None) -> NDArray[np.float
         raise ValueError(f"x must be finite, not {x[index]} at index {index}")
     if total is None:
         total = np.zeros((x.shape[1], x.shape[1]))
-    total += x.T @ x
+    for start in range(0, len(total), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        total[block, start:] += x[:, block].T @ x[:, start:]
+        total[start:, block] = total[block, start:].T
     return total
 
 
@@ -141,7 +148,9 @@ def _diagonal(hessian: NDArray[np.float64]) -> NDArray[np.float64]:
     return diagonal
 
 
-def factor(hessian: NDArray[np.float64], damping: float = 0.1) -> tuple[NDArray[np.float64], Condition]:
+def factor(
+    hessian: NDArray[np.float64], damping: float = 0.1, *, overwrite: bool = False
+) -> tuple[NDArray[np.float64], Condition]:
     """Return the upper Cholesky factor U of the damped inverse Hessian, ``UᵀU = (H + λI)⁻¹`` up to a positive factor.
 
     λ is ``damping`` times the mean of the diagonal, and ten times as much, again and again, as long as a pivot is lost in rounding
@@ -152,6 +161,8 @@ def factor(hessian: NDArray[np.float64], damping: float = 0.1) -> tuple[NDArray[
     hessian : ndarray, shape (K, K)
         Symmetric, without negative numbers on the diagonal.
     damping : float
+    overwrite : bool
+        U takes the place of the Hessian, so that nothing else of its size is in memory.
 
     Returns
     -------
@@ -163,32 +174,61 @@ def factor(hessian: NDArray[np.float64], damping: float = 0.1) -> tuple[NDArray[
     ValueError
         The Hessian is not finite, not square, or its diagonal has a negative number.
     """
-    diagonal = _diagonal(hessian)
+    diagonal = _diagonal(hessian).copy()
+    upper = hessian if overwrite else hessian.copy()
     # With the largest first, that numbers neither overflow nor vanish.
     largest = diagonal.max()
-    mean = float((diagonal / largest).mean()) if largest > 0 else 1.0
-    length, used = len(hessian), damping
+    if largest > 0:
+        upper /= largest
+    scaled = upper.diagonal().copy()
+    mean = float(scaled.mean()) if largest > 0 else 1.0
+    used = damping
     while True:
-        # H = L·Lᵀ in reversed order of columns is H = V·Vᵀ with an upper V, and U its inverse.
-        reverse = (hessian[::-1, ::-1] / largest) if largest > 0 else np.zeros(hessian.shape)
-        reverse.flat[:: length + 1] += used * mean
-        smallest = length * np.finfo(np.float64).eps * float(reverse.diagonal().max())
-        try:
-            lower = np.linalg.cholesky(reverse)
-            sound = bool(np.square(lower.diagonal()).min() > smallest)
-        except np.linalg.LinAlgError:
-            sound = False
-        if sound:
+        damped = scaled + used * mean
+        np.fill_diagonal(upper, damped)
+        if _factor_in_place(upper, len(upper) * np.finfo(np.float64).eps * float(damped.max())):
             break
+        # What is above the diagonal is lost, but below there is the same.
+        for start in range(0, len(upper), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            upper[:start, block] = upper[block, :start].T
+            upper[block, block] = np.tril(upper[block, block]) + np.tril(upper[block, block], -1).T
         used = max(10 * used, 1e-10)
-    # No more than two of these are in memory at a time beside the Hessian.
-    del reverse
-    inverse = np.linalg.inv(lower)
-    del lower
-    for row in range(length):
-        inverse[row, row + 1 :] = 0
-    upper = inverse[::-1, ::-1]
+    _invert_in_place(upper)
     return upper, Condition(int((diagonal == 0).sum()), used, used != damping)
+
+
+def _blocks_upwards(size: int) -> Iterator[slice]:
+    for start in reversed(range(0, size, _BLOCK)):
+        yield slice(start, min(start + _BLOCK, size))
+
+
+def _factor_in_place(a: NDArray[np.float64], smallest: float) -> bool:
+    """Put V with ``V·Vᵀ = A`` on and above the diagonal of A; returns whether the squares of V's diagonal are larger than ``smallest``."""
+    for block in _blocks_upwards(len(a)):
+        start, end = block.start, block.stop
+        row = a[block, end:]
+        pivot = np.triu(a[block, block]) - np.triu(row @ row.T)
+        pivot += np.triu(pivot, 1).T
+        try:
+            # The other way round, NumPy's lower factor is an upper one.
+            v = np.linalg.cholesky(pivot[::-1, ::-1])[::-1, ::-1]
+        except np.linalg.LinAlgError:
+            return False
+        if not np.square(v.diagonal()).min() > smallest:
+            return False
+        a[block, block] = np.tril(a[block, block], -1) + v
+        a[:start, block] = (a[:start, block] - a[:start, end:] @ row.T) @ np.linalg.inv(v).T
+    return True
+
+
+def _invert_in_place(v: NDArray[np.float64]) -> None:
+    """Replace an upper triangular V by its inverse; zeros come below the diagonal, whatever was there."""
+    for block in _blocks_upwards(len(v)):
+        inverse = np.triu(np.linalg.inv(np.triu(v[block, block])))
+        v[block, block.stop :] = -inverse @ (v[block, block.stop :] @ v[block.stop :, block.stop :])
+        v[block, block] = inverse
+        v[block, : block.start] = 0
 
 
 def _rounded(w: Float, scale: np.float32, options: Options) -> Refined:
@@ -234,7 +274,13 @@ def gains(w: Float, options: Options, importance: NDArray[np.float64] | None = N
     return gain
 
 
-def calibrate(w: Float, options: Options | None = None, hessian: NDArray[np.float64] | None = None) -> Calibrated:
+def calibrate(
+    w: Float,
+    options: Options | None = None,
+    hessian: NDArray[np.float64] | None = None,
+    *,
+    overwrite: bool = False,
+) -> Calibrated:
     """Prepare a weight matrix.
 
     Parameters
@@ -243,6 +289,8 @@ def calibrate(w: Float, options: Options | None = None, hessian: NDArray[np.floa
     options : Options, optional
     hessian : ndarray of float64, shape (K, K)
         ``XᵀX`` of the inputs; not needed by the rule ``nmse``.
+    overwrite : bool
+        The Hessian is not needed any more, and its memory may be used.
 
     Returns
     -------
@@ -271,7 +319,7 @@ def calibrate(w: Float, options: Options | None = None, hessian: NDArray[np.floa
     mask = autofp6.select_best(gains(w, options, importance), budget(options.density, w.shape[1]), options.slots)
     if options.rule == "hessian":
         return Calibrated(_nearest(w, mask, options), None)
-    upper, condition = factor(hessian, options.damping)
+    upper, condition = factor(hessian, options.damping, overwrite=overwrite)
     return Calibrated(_compensated(w, upper, importance, mask, options), condition)
 
 

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +44,7 @@ class LlamaConfig:
     Raises
     ------
     ValueError
-        A number is not positive, ``heads`` is no multiple of ``kv_heads``, or ``head_size`` is odd.
+        A number is not positive or not finite, ``heads`` is no multiple of ``kv_heads``, or ``head_size`` is odd.
     """
 
     layers: int
@@ -59,8 +60,8 @@ class LlamaConfig:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if not value > 0:
-                raise ValueError(f"{name} must be positive, not {value}")
+            if not 0 < value <= sys.float_info.max:
+                raise ValueError(f"{name} must be positive{' and finite' * (value > 0)}, not {value}")
         if self.kv_heads <= 0 or self.heads % self.kv_heads:
             raise ValueError(f"heads must be a multiple of kv_heads = {self.kv_heads}, not {self.heads}")
         if self.head_size % 2:
@@ -410,7 +411,7 @@ def _shards(folder: Path) -> list[SafetensorsFile]:
     if not isinstance(places, dict) or not all(isinstance(name, str) for name in places.values()):
         raise ValueError(f"weight_map must give a file name for each tensor, in {index}")
     for name in places.values():
-        if Path(name).name != name:
+        if not name or Path(name).name != name:
             raise ValueError(f"weight_map must name files of its own folder, not {name!r}")
     files = [SafetensorsFile(_file(folder / name)) for name in sorted(set(places.values()))]
     held = {name: file.path.name for file in files for name in file.shapes}
@@ -426,10 +427,10 @@ def _folder_config(path: Path) -> tuple[LlamaConfig, bool, Layout | None]:
     def get(key: str, kind: type = int, default: Any = None) -> Any:
         value = content.get(key)
         value = default if value is None else value
-        if kind is float and type(value) is int:
+        if kind is float and type(value) is int and abs(value) < 2**63:
             value = float(value)
         if type(value) is not kind:
-            raise ValueError(f"{key} of config.json must be of type {kind.__name__}, not {value!r}")
+            raise ValueError(f"{key} of config.json must be of type {kind.__name__}, not {value!r:.80}")
         return value
 
     if get("model_type", str) != "llama":

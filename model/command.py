@@ -224,8 +224,10 @@ def check_outputs(*paths: Path | None) -> None:
                 raise PermissionError(f"output must be a file that can be written, not {path}")
 
 
-def write_files(files: Mapping[Path, str | bytes]) -> None:
+def write_files(files: Mapping[Path, str | bytes | Path]) -> None:
     """Write all files or none: each under another name first. Text is UTF-8; folders are made.
+
+    A path as content is that of a file that has been written beside its place, to which it moves; it is removed if that cannot be.
 
     Raises
     ------
@@ -236,6 +238,9 @@ def write_files(files: Mapping[Path, str | bytes]) -> None:
     waiting: list[tuple[str, Path]] = []
     try:
         for path, content in files.items():
+            if isinstance(content, Path):
+                waiting.append((str(content), path))
+                continue
             data = content.encode() if isinstance(content, str) else content
             # A device or a pipe has no other name, and a link stays one.
             target = path.resolve()

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from model.autofp6 import OFFSET_BITS, Refined
 from model.block_scaled import GROUP, BlockScaled
 from model.checkpoint import PROJECTIONS, LlamaConfig, folder_names
+from model.command import command
 from model.memory import pack_masks, pack_nibbles
 from model.nvfp4_layouts import LAYOUTS, WEIGHTS_ONLY, Layout
 from model.package import Package, pack_rows
@@ -241,6 +242,7 @@ def folder_config(config: LlamaConfig, tied: bool) -> dict[str, Any]:
     }
 
 
+@command(prefix="model.export", status=2, interrupted="interrupted, nothing was written")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns 0, or 2 if nothing could be written."""
     parser = argparse.ArgumentParser(prog="python -m model.export", description="A package in another form.")

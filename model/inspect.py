@@ -13,6 +13,7 @@ import numpy as np
 
 from model.block_scaled import GROUP, PAD
 from model.checkpoint import PROJECTIONS
+from model.command import command, write_files
 from model.package import Entry, Package
 from model.vmac import SUBGROUP, SUBGROUPS
 
@@ -175,6 +176,7 @@ def picture(found: dict[str, Any]) -> str:
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
 
 
+@command(prefix="model.inspect", status=2)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns 0 if the package is sound, else 1; 2 if something cannot be written."""
     parser = argparse.ArgumentParser(
@@ -199,11 +201,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     try:
         drawn = picture(found) if options.picture else ""
-        if options.json:
-            options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-        if options.picture:
-            options.picture.write_text(drawn, encoding="utf-8")
-    except (OSError, ImportError) as error:
+        files = {options.json: json.dumps(found, indent=1) + "\n", options.picture: drawn}
+        write_files({path: text for path, text in files.items() if path is not None})
+    except (ValueError, OSError, ImportError) as error:
         print(f"model.inspect: {error}", file=sys.stderr)
         return 2
     print(table(found))

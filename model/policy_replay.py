@@ -7,9 +7,7 @@ import gzip
 import io
 import json
 import math
-import os
 import sys
-import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from model.command import command, write_files
 from model.policy import LARGEST, PHASES, FixedPolicy, Phase, Policy, PolicyConfig
 
 __all__ = ["PolicyRow", "TraceSample", "main", "picture", "read_trace", "replay"]
@@ -297,26 +296,11 @@ def _summary(rows: Sequence[PolicyRow]) -> str:
 
 
 def _write(files: Mapping[Path, str]) -> None:
-    """Write all files or none: each under another name first."""
-    waiting: list[tuple[str, Path]] = []
-    try:
-        for path, text in files.items():
-            if path.is_dir():
-                raise ValueError(f"--output must name a file, not the folder {path}")
-            handle, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-            waiting.append((name, path))
-            with open(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-            # As a file that open() makes, not readable by the user alone.
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(name, 0o666 & ~mask)
-        while waiting:
-            os.replace(*waiting[-1])
-            waiting.pop()
-    finally:
-        for name, _ in waiting:
-            os.unlink(name)
+    """Write all files or none."""
+    for path in files:
+        if path.is_dir():
+            raise ValueError(f"--output must name a file, not the folder {path}")
+    write_files(files)
 
 
 def _levels(text: str) -> tuple[int, ...]:
@@ -367,6 +351,7 @@ def _run(options: argparse.Namespace) -> None:
     print("wrote " + ", ".join(map(str, files)))
 
 
+@command(prefix="model.policy", status=2, interrupted="interrupted, nothing was written")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0, or 2 on bad input."""
     parser = argparse.ArgumentParser(

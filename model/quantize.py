@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from model import autofp6, block_scaled, calibration_text, checkpoint, llm
 from model import quantize_report as report_of
 from model.calibration import RULES, Calibrated, Options, budget, calibrate, gram
 from model.checkpoint import PROJECTIONS, Checkpoint
+from model.command import command, write_files
 from model.formats import E2M3
 from model.llm import Llama
 from model.package import Entry, Package, Plain, Writer
@@ -97,6 +99,8 @@ class _Streams:
         """Go behind a layer."""
         for windows in (self.windows, self.evaluated):
             windows[:] = [self.model.layer(layer, x) for x in windows]
+            if not all(np.isfinite(x).all() for x in windows):
+                raise ValueError(f"weights must keep the residual stream finite, which it is not after layer {layer}")
 
 
 def _windows(table: Float, tokens: NDArray[np.int64], size: int) -> list[Float]:
@@ -138,7 +142,8 @@ def quantise(
     Raises
     ------
     ValueError
-        A rule other than ``nmse`` has no text, a text does not fit the model, a weight is not finite, or the package cannot hold it.
+        A rule other than ``nmse`` has no text, a text does not fit the model, a weight or what the texts make of it is not finite, or the
+        package cannot hold it.
     """
     config, weights = source.config, source.weights
     if options.rule != "nmse" and (texts is None or not len(texts.calibration)):
@@ -190,7 +195,7 @@ def _matrix(key: str, w: Float, options: Options, streams: _Streams, compare: bo
     started = time.monotonic()
     needed = options.rule != "nmse"
     hessian = streams.hessian(int(layer), name) if needed else None
-    made: Calibrated = calibrate(w, options, hessian)
+    made: Calibrated = calibrate(w, options, hessian, overwrite=True)
     seconds = time.monotonic() - started
     del hessian
     inputs = list(streams.inputs(int(layer), name, streams.evaluated))
@@ -268,27 +273,44 @@ def _text(path: Path | None, default: str, option: str) -> str:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{option} must be UTF-8, not {path}: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{option} must be a file that can be read, not {path}: {error.strerror}") from None
 
 
 def _tokens(source: Checkpoint, options: argparse.Namespace) -> Texts:
     calibration = _text(options.text, calibration_text.TEXT, "--text")
     evaluation = _text(options.evaluation, calibration_text.EVALUATION, "--evaluation")
-    shorter, longer = sorted((calibration.strip(), evaluation.strip()), key=len)
-    if shorter in longer:
-        raise ValueError("--text and --evaluation must be different texts, not one a part of the other")
     encoded = [np.asarray(source.tokenizer.encode(text), np.int64) for text in (calibration, evaluation)]
-    most = min(options.tokens, source.config.context)
+    most, vocabulary = min(options.tokens, source.config.context), source.config.vocabulary
     for option, tokens in zip(("--text", "--evaluation"), encoded, strict=True):
         if len(tokens) < 2:
             raise ValueError(f"{option} must have at least 2 tokens, not {len(tokens)}")
+        if tokens.max() >= vocabulary:
+            raise ValueError(f"the tokenizer must have ids below {vocabulary}, as the embedding, not {tokens.max()}")
+    if options.perplexity and most < 2:
+        raise ValueError(f"--perplexity must have a model with a context of at least 2 tokens, not {most}")
+    shorter, longer = sorted((calibration.strip(), evaluation.strip()), key=len)
+    if shorter in longer:
+        raise ValueError("--text and --evaluation must be different texts, not one a part of the other")
     return Texts(encoded[0][: options.tokens], encoded[1][:most])
 
 
 def _check_files(options: argparse.Namespace) -> None:
-    for option in ("output", "json", "picture"):
-        path = getattr(options, option)
+    paths = [(option, getattr(options, option)) for option in ("output", "json", "picture")]
+    for option, path in paths:
+        if [other for _, other in paths].count(path) > 1 and path is not None:
+            raise ValueError(f"--{option} must be a file of its own, not {path}")
         if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
             raise ValueError(f"--{option} must name a file in an existing folder, not {path}")
+    if options.output.exists() and not _is_package(options.output):
+        # It may be the checkpoint's own file.
+        raise ValueError(f"--output must be a new file, or a package that it replaces, not {options.output}")
+    rounds, measures = options.rule == "nmse", options.compare or options.perplexity
+    for option, unused in (("text", rounds), ("evaluation", rounds and not measures)):
+        if unused and getattr(options, option) is not None:
+            raise ValueError(
+                f"--{option} must go with what reads it, not with rule nmse{' alone' * (option != 'text')}"
+            )
     if options.tokens < 2:
         raise ValueError(f"--tokens must be at least 2, not {options.tokens}")
     if options.bits not in (2, 4):
@@ -299,8 +321,15 @@ def _check_files(options: argparse.Namespace) -> None:
         raise ModuleNotFoundError("the picture needs the package matplotlib: pip install matplotlib")
 
 
-def _run(options: argparse.Namespace, progress: Progress) -> tuple[list[Row], dict[str, Any]]:
-    _check_files(options)
+def _is_package(path: Path) -> bool:
+    try:
+        return path.is_file() and bool(Package(path))
+    except ValueError:
+        return False
+
+
+def _run(options: argparse.Namespace, out: Path, progress: Progress) -> tuple[list[Row], dict[str, Any]]:
+    """Write the package to ``out``, which is not yet its own name; return what there is to report."""
     chosen = Options(options.density, options.rule, options.damping, options.slots, options.step, options.bits)
     source = checkpoint.open(options.checkpoint)
     compare = options.compare or options.rule != "nmse"
@@ -311,13 +340,13 @@ def _run(options: argparse.Namespace, progress: Progress) -> tuple[list[Row], di
         "evaluation_text": calibration_text.EVALUATION_NAME if options.evaluation is None else options.evaluation.name,
     }
     made = {"made_by": "model.quantize", "checkpoint": names["checkpoint"]}
-    made |= {key: f"{value:g}" for key, value in (("density", chosen.density), ("damping", chosen.damping))}
-    made |= {"rule": chosen.rule}
+    made |= {"rule": chosen.rule, "density": f"{chosen.density:g}"}
+    made |= {"damping": f"{chosen.damping:g}"} if chosen.rule == "gptq" else {}
     if chosen.rule != "nmse" and texts is not None:
         made |= {"calibration_text": names["calibration_text"], "calibration_tokens": str(len(texts.calibration))}
     rows = quantise(
         source,
-        options.output,
+        out,
         chosen,
         texts if compare else None,
         compare=options.compare,
@@ -332,11 +361,12 @@ def _run(options: argparse.Namespace, progress: Progress) -> tuple[list[Row], di
     if options.perplexity and texts is not None:
         # Only now is the whole model in memory.
         model = llm.load(options.checkpoint)
-        report["perplexity"] = perplexities(model, Package(options.output), texts.evaluation, progress=progress)
+        report["perplexity"] = perplexities(model, Package(out), texts.evaluation, progress=progress)
     report["rows"] = [dataclasses.asdict(row) for row in rows]
     return rows, report
 
 
+@command(prefix="model.quantize", status=2, interrupted="interrupted, nothing was written")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0, or 2 on bad input."""
     parser = argparse.ArgumentParser(
@@ -405,22 +435,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif not options.quiet and (".qkv" in line or "perplexity" in line):
             print(f"{line}, {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
 
+    _check_files(options)
+    part = options.output.with_name(f".{options.output.name}.{os.getpid()}.new")
     try:
-        try:
-            rows, report = _run(options, show)
-        finally:
-            if terminal and not options.quiet:
-                print("\r\x1b[K", end="", file=sys.stderr)
+        # What is not finite is refused where it does harm, with more to say than NumPy has.
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows, report = _run(options, part, show)
+        files: dict[Path, str | bytes | Path] = {options.output: part}
         if options.json is not None:
-            options.json.write_text(json.dumps(report, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            text = json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False)
+            files[options.json] = f"{text}\n"
         if options.picture is not None:
-            options.picture.write_text(report_of.picture(rows), encoding="utf-8")
-    except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
-        print(f"model.quantize: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("model.quantize: interrupted, nothing was written", file=sys.stderr)
-        return 130
+            files[options.picture] = report_of.picture(rows)
+        write_files(files)
+    finally:
+        part.unlink(missing_ok=True)
+        if terminal and not options.quiet:
+            print("\r\x1b[K", end="", file=sys.stderr)
     print(report_of.table(rows))
     print(f"\n{report_of.summary(report)}\nwrote {options.output}, {time.monotonic() - started:.0f} s")
     return 0

@@ -65,10 +65,12 @@ def total(rows: Sequence[Row]) -> dict[str, Any]:
     }
     if rows[0].outputs:
         found["output_nmse"] = {form: _mean(rows, "outputs", form) for form in rows[0].outputs}
-        found["output_ratio"] = {
-            form: float(np.mean([row.outputs[form] / row.outputs[PLAIN] for row in rows if row.outputs[PLAIN]]))
-            for form in rows[0].outputs
-        }
+        # Matrices of zeros have no error.
+        if some := [row for row in rows if row.outputs[PLAIN]]:
+            found["output_ratio"] = {
+                form: float(np.mean([row.outputs[form] / row.outputs[PLAIN] for row in some]))
+                for form in some[0].outputs
+            }
     return found
 
 
@@ -126,7 +128,8 @@ def picture(rows: Sequence[Row]) -> str:
             layers = [int(row.name.partition(".")[0]) for row in chosen]
             for form in getattr(rows[0], what):
                 axes.plot(layers, [getattr(row, what)[form] for row in chosen], "o-", ms=3, label=form)
-            axes.set(title=name, yscale="log", ylabel=f"NMSE of {what}")
+            some = any(getattr(row, what)[form] > 0 for row in chosen for form in getattr(row, what))
+            axes.set(title=name, yscale="log" if some else "linear", ylabel=f"NMSE of {what}")
             axes.grid(visible=True, which="both", alpha=0.25)
         for axes in figure.axes[2:]:
             axes.set(xlabel="layer")

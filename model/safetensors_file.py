@@ -56,15 +56,15 @@ class SafetensorsFile:
             raise ModuleNotFoundError("reading this checkpoint needs a package: pip install safetensors") from None
         self.path = path
         try:
-            with safe_open(path, framework="numpy") as file:
-                self.metadata: dict[str, str] = dict(file.metadata() or {})
+            with safe_open(path, framework="numpy"):
+                pass
         except (SafetensorError, OSError) as error:
             raise ValueError(f"path must be a safetensors file, not {path}: {error}") from None
         with path.open("rb") as raw:
             length = raw.read(8)
             self.header = length + raw.read(int.from_bytes(length, "little"))
         header = json.loads(self.header[8:], object_pairs_hook=self._unique)
-        header.pop("__metadata__", None)
+        self.metadata: dict[str, str] = header.pop("__metadata__", None) or {}
         self._start = len(self.header)
         self._offsets = {name: tuple(entry["data_offsets"]) for name, entry in header.items()}
         self.shapes = {name: tuple(entry["shape"]) for name, entry in header.items()}

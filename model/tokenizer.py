@@ -1,9 +1,10 @@
 """From text to token ids and back."""
 
+import contextlib
 import itertools
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -133,15 +134,35 @@ class HuggingFace:
             import tokenizers
         except ModuleNotFoundError:
             raise ModuleNotFoundError("reading tokenizer.json needs a package: pip install tokenizers") from None
-        try:
+        with _errors(f"path must be a tokenizer.json, not {path}"):
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the package raises nothing narrower
-            raise ValueError(f"path must be a tokenizer.json, not {path}: {error}") from None
+        # What the tokenizer was last used for may have left a longest text behind.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
 
     def encode(self, text: str) -> NDArray[np.int64]:
-        """Return the token ids of ``text``, shape (tokens,)."""
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
+        """Return the token ids of ``text``, shape (tokens,).
+
+        Raises
+        ------
+        ValueError
+            The vocabulary lacks something of the text.
+        """
+        with _errors("text must be one that tokenizer.json can encode"):
+            return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.int64)
 
     def decode(self, ids: ArrayLike) -> str:
         """Return the text of token ids; bytes that are no UTF-8 become U+FFFD."""
-        return self._tokenizer.decode([int(i) for i in np.asarray(ids).ravel()], skip_special_tokens=False)
+        with _errors("ids must be some that tokenizer.json can decode"):
+            return self._tokenizer.decode([int(i) for i in np.asarray(ids).ravel()], skip_special_tokens=False)
+
+
+@contextlib.contextmanager
+def _errors(message: str) -> Iterator[None]:
+    """Make a ValueError of whatever the package ``tokenizers`` raises: plain exceptions, and panics, which are none."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"{message}: {str(error).partition(chr(10))[0]}") from None

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model import llm
+from model.command import command, write_files
 from model.figures import Figure
 from model.package import Package
 from model.policy import PHASES, FixedPolicy, Phase, Policy, PolicyConfig, generation_entropy, layer_activity
@@ -434,28 +434,6 @@ class _Progress:
             print(file=sys.stderr)
 
 
-def _write(folder: Path, files: Mapping[str, str]) -> None:
-    """Write all files or none: each under another name first."""
-    folder.mkdir(exist_ok=True)
-    waiting: list[tuple[str, Path]] = []
-    try:
-        for name, text in files.items():
-            handle, temporary = tempfile.mkstemp(prefix=f".{name}-", dir=folder)
-            waiting.append((temporary, folder / name))
-            with open(handle, "w", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-            # As a file that open() makes, not readable by the user alone.
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(temporary, 0o666 & ~mask)
-        while waiting:
-            os.replace(*waiting[-1])
-            waiting.pop()
-    finally:
-        for temporary, _ in waiting:
-            os.unlink(temporary)
-
-
 def _config(assignments: Sequence[str]) -> PolicyConfig:
     """Return the policy that ``name=value`` arguments describe."""
     defaults = {field.name: field.default for field in dataclasses.fields(PolicyConfig)}
@@ -537,6 +515,7 @@ def _run(options: argparse.Namespace, progress: Told) -> tuple[Report, dict[str,
     return report, context, default and baselines and not options.fixed and config == PolicyConfig()
 
 
+@command(prefix="model.trace", status=2, interrupted="interrupted, nothing was written")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0, 1 if a figure is out of tolerance, or 2 on bad input."""
     parser = argparse.ArgumentParser(
@@ -583,7 +562,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         if not options.no_picture:
             files["trace.svg"] = picture(rows, context["config"]["levels"])
-        _write(options.output, files)
+        write_files({options.output / name: text for name, text in files.items()})
     except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
         print(f"model.trace: {error}", file=sys.stderr)
         return 2

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from model.accelerator import AcceleratorConfig, Operand
 from model.autofp6 import OFFSET_BITS
+from model.command import command
 from model.export import read_index
 from model.llm import PROJECTIONS, capture_inputs, load
 from model.package import Package
@@ -155,6 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@command(prefix="sim.package", status=2)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns 0 if every output is right, 1 if not, 2 for wrong arguments or a damaged package."""
     options = _parser().parse_args(arguments)

@@ -219,6 +219,28 @@ def bad(array, index, value):
 W, H = np.ones((2, 8), np.float32), np.eye(8)
 
 
+@pytest.mark.parametrize("length", [1, 127, 128, 300])
+def test_the_factor_takes_the_place_of_the_hessian(length, seed):
+    rng = np.random.default_rng(seed)
+    # Fewer tokens than inputs: no inverse without damping, which must be raised.
+    x = rng.normal(size=(-(-length // 2), length)).astype(np.float32)
+    hessian = gram(x)
+    assert (hessian == hessian.T).all()
+    np.testing.assert_allclose(hessian, x.T.astype(float) @ x, rtol=1e-4, atol=1e-3)
+    for damping in (0.0, 0.1):
+        given, place = hessian.copy(), hessian.copy()
+        upper, condition = factor(given, damping)
+        assert (given == hessian).all()
+        again, _ = factor(place, damping, overwrite=True)
+        assert np.shares_memory(place, again)
+        assert (again == upper).all()
+        assert condition.raised == (damping == 0 and length > 1)
+        damped = hessian / hessian.diagonal().max()
+        damped += condition.damping * damped.diagonal().mean() * np.eye(length)
+        assert not np.tril(upper, -1).any()
+        np.testing.assert_allclose(upper @ damped @ upper.T, np.eye(length), atol=1e-7)
+
+
 @pytest.mark.parametrize(
     ("message", "call"),
     [
@@ -236,8 +258,8 @@ W, H = np.ones((2, 8), np.float32), np.eye(8)
         ("x must be finite, not -inf at index (1, 0)", lambda: gram(bad(W, (1, 0), -np.inf))),
         ("density must be from 0 to 0.5 with 2 slots, not 0.6", lambda: Options(0.6)),
         ("slots must be from 1 to 4, not 5", lambda: Options(slots=5)),
-        ("damping must be at least 0 and finite, not -1", lambda: Options(damping=-1)),
-        ("damping must be at least 0 and finite, not nan", lambda: Options(damping=np.nan)),
+        ("damping must be from 0 to 1e+06, not -1", lambda: Options(damping=-1)),
+        ("damping must be from 0 to 1e+06, not nan", lambda: Options(damping=np.nan)),
         ("bits must be from 2 to 6, not 7", lambda: Options(bits=7)),
         ("rule must be one of nmse, hessian, gptq, not 'best'", lambda: Options(rule="best")),
     ],

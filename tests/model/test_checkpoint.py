@@ -85,6 +85,8 @@ def test_what_config_leaves_out_has_its_default(tmp_path):
         ),
         ({"num_hidden_layers": None}, "num_hidden_layers of config.json must be of type int, not None"),
         ({"num_hidden_layers": 0}, "layers must be positive, not 0"),
+        ({"rope_theta": float("inf")}, "rope_base must be positive and finite, not inf"),
+        ({"rope_theta": 10**400}, f"rope_theta of config.json must be of type float, not 1{79 * '0'}"),
         ({"hidden_size": "12"}, "hidden_size of config.json must be of type int, not '12'"),
         ({"hidden_size": True}, "hidden_size of config.json must be of type int, not True"),
         ({"num_attention_heads": 0}, "heads must be positive, not 0"),
@@ -155,6 +157,7 @@ def test_values_and_types_of_tensors_are_checked(tmp_path):
 @pytest.mark.parametrize(
     ("places", "message"),
     [
+        ({"model.norm.weight": ""}, "weight_map must name files of its own folder, not ''"),
         ({"model.norm.weight": "../other.safetensors"}, "weight_map must name files of its own folder, not '../other"),
         ({"model.norm.weight": "absent.safetensors"}, "a folder must hold absent.safetensors, which "),
         ({"model.norm.weight": 3}, "weight_map must give a file name for each tensor, in "),

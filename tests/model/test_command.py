@@ -162,6 +162,17 @@ def test_files_are_written_together_or_not_at_all(tmp_path):
     assert sorted(tmp_path.rglob("*.*")) == [second, first]
 
 
+def test_a_large_file_moves_to_its_place_with_the_others(tmp_path):
+    part, place, note = tmp_path / ".p", tmp_path / "p", tmp_path / "n"
+    part.write_text("large")
+    write_files({place: part, note: "small"})
+    assert (place.read_text(), note.read_text(), part.exists()) == ("large", "small", False)
+    part.write_text("larger")
+    with pytest.raises(UnicodeEncodeError):
+        write_files({place: part, note: "\ud800"})
+    assert (place.read_text(), note.read_text(), part.exists()) == ("large", "small", False)
+
+
 def test_links_and_devices_stay(tmp_path):
     link, target = tmp_path / "link", tmp_path / "target"
     link.symlink_to(target)

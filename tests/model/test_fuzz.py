@@ -186,3 +186,10 @@ def test_the_command_prints_a_table(tmp_path, capsys):
     assert [(row["kind"], row["cases"]) for row in rows] == [("index", 3), ("config.json", 3)]
     assert main(["--count", "0"]) == 2
     assert capsys.readouterr().err == "model.fuzz: --count must be at least 1, not 0\n"
+    for arguments, line in (
+        (["--seed", "-1"], "--seed must be at least 0, not -1"),
+        (["--case", "-2"], "--case must be at least 0, not -2"),
+        (["--json", "nowhere/x"], "--json must name a file in an existing folder, not nowhere/x"),
+    ):
+        assert main(arguments) == 2
+        assert capsys.readouterr().err == f"model.fuzz: {line}\n"

@@ -1,5 +1,7 @@
 """Tokenizers: ids of llama.cpp, the package ``tokenizers`` on the same vocabulary, round trips, errors."""
 
+import json
+
 import gguf
 import pytest
 import tokenizers
@@ -91,3 +93,31 @@ def test_files_that_are_no_tokenizer_are_errors(tmp_path):
     (tmp_path / "tokenizer.json").write_text('{"model": 1}')
     with pytest.raises(ValueError, match=r"^path must be a tokenizer\.json, not .*tokenizer\.json: "):
         HuggingFace(tmp_path / "tokenizer.json")
+
+
+def test_truncation_and_faults_of_a_tokenizer_json(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 1}
+    padding = {"direction": "Right", "pad_id": 0, "pad_token": "b", "pad_to_multiple_of": None, "pad_type_id": 0}
+    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "c"}
+    content = {"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": model, "truncation": cut}
+    path.write_text(json.dumps(content | {"padding": padding | {"strategy": {"Fixed": 8}}}))
+    tokenizer = HuggingFace(path)
+    assert tokenizer.encode("a b b a b").tolist() == [0, 1, 1, 0, 1]
+    with pytest.raises(ValueError, match=r"^text must be one that tokenizer.json can encode: WordLevel error"):
+        tokenizer.encode("a d")
+
+
+def test_a_fault_inside_of_the_package_is_one_line():
+    PanicException = type("PanicException", (BaseException,), {})
+
+    class Faulty:
+        def encode(self, text, **_):
+            raise text
+
+    tokenizer = HuggingFace.__new__(HuggingFace)
+    tokenizer._tokenizer = Faulty()
+    with pytest.raises(ValueError, match=r"^text must be one that tokenizer.json can encode: out of range$"):
+        tokenizer.encode(PanicException("out of range\nmore"))
+    with pytest.raises(KeyboardInterrupt):
+        tokenizer.encode(KeyboardInterrupt())
