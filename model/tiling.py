@@ -14,8 +14,8 @@ _OVERHEAD = 4
 """Cycles between tiles that nothing hides, roughly; only for choosing between plans."""
 _SEGMENT = 16
 """K-vectors of a segment: fewer cost bus time, more let computing start later."""
-_COMPARED, _MOST_PREDICTED = 12, 4096
-"""Plans whose cycles are predicted, and the most segments of a product for which they are."""
+_COMPARED = 12
+"""Plans whose cycles are predicted."""
 REFINED = 1.6
 """Refined subgroups of a vector, of weights and of activations, that a prediction supposes: the usual budget of a fifth."""
 
@@ -122,8 +122,7 @@ def plan(
 ) -> Plan:
     """Return the tiling with the fewest cycles; raises like :func:`plans`, or if banks and accumulators are too small for groups.
 
-    The best by estimate are compared by :func:`model.accelerator_cycles.predict`, also with shorter segments, unless the product is so large that
-    where it starts and ends does not matter.
+    The best by estimate are compared by :func:`model.accelerator_cycles.predict`, also with shorter segments.
 
     Examples
     --------
@@ -135,9 +134,6 @@ def plan(
     found = sorted(tilings, key=lambda found: (found.cycles, found.tiles, -found.tile_m))
     if not found:
         raise ValueError(f"accumulators and banks must hold tiles of {2 * GROUP} outputs, not only narrower ones")
-    kv = k // config.lanes
-    if found[0].tiles * -(-kv // found[0].segment) > _MOST_PREDICTED:
-        return found[0]
 
     def predicted(chosen: Plan) -> tuple[int, int, int]:
         sizes = (m, n, k, chosen.tile_m, chosen.tile_n, chosen.segment)
@@ -146,7 +142,22 @@ def plan(
         return predict(config, product), chosen.tiles, -chosen.tile_m
 
     shorter = (dataclasses.replace(chosen, segment=min(chosen.segment, _SEGMENT // 2)) for chosen in found[:_COMPARED])
-    return min((*found[:_COMPARED], *shorter), key=predicted)
+    best, fewest = found[0], predicted(found[0])
+    for chosen in dict.fromkeys((*found[:_COMPARED], *shorter)):
+        if chosen != found[0] and _least(config, mode, m, n, k, chosen) <= fewest[0]:
+            cycles = predicted(chosen)
+            if cycles < fewest:
+                best, fewest = chosen, cycles
+    return best
+
+
+def _least(config: AcceleratorConfig, mode: Mode, m: int, n: int, k: int, tiles: Plan) -> int:
+    """Return cycles that a product takes at least: its elements' vectors, or its loader's, padding included."""
+    paired = mode == Mode.AUTOFP2
+    panels = -(-m // (config.rows * tiles.tile_m))
+    computing = tiles.tiles * max(tiles.tile_m * tiles.tile_n, config.read_after_write)
+    loading = tiles.tiles * config.columns * tiles.tile_n * (2 if paired else 1) + panels * config.rows * tiles.tile_m
+    return max(computing, loading) * (k // config.lanes)
 
 
 def _sizes(total: int, banks: int, most: int) -> Iterator[int]:

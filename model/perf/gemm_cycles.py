@@ -16,10 +16,6 @@ Float = NDArray[np.float64]
 
 ENCODED = 3
 """Cycles that banks and encoders add to a product (docs/tile_engine.md)."""
-MOST_SEGMENTS = 8000
-"""Segments up to which a product is followed from end to end, and about those of a smaller one that stands for it."""
-_FEW, _MORE = 3, 5
-"""Panels of the smaller products that a large one is extended from."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +108,6 @@ def rtl_cycles(
 ) -> tuple[int, Plan]:
     """Return the cycles of a product alone on the accelerator, raw outputs, and its tiles.
 
-    :func:`model.accelerator_cycles.predict` follows its segments. Of a product with many of them, smaller ones with the same tiles and edges are
-    followed: cycles grow with each panel and with each tile of a panel by the same amount.
-
     Parameters
     ----------
     config : AcceleratorConfig
@@ -131,43 +124,6 @@ def rtl_cycles(
     222679
     """
     found = plan(config, mode, m, n, k)
-    return _followed(config, mode, (m, n, k), found, latency, refined), found
-
-
-def _followed(
-    config: AcceleratorConfig,
-    mode: Mode,
-    sizes: tuple[int, int, int],
-    tiles: Plan,
-    latency: int,
-    refined: tuple[float, float],
-) -> int:
-    m, n, k = sizes
-    segments = -(-k // config.lanes // tiles.segment)
-
-    def cycles(rows: int, outputs: int) -> int:
-        chosen = tiles.tile_m, tiles.tile_n, tiles.segment
-        product = Product(mode, Format.RAW, rows, outputs, k, *chosen, *refined)
-        return predict(config, product, latency, latency)
-
-    if tiles.tiles * segments <= MOST_SEGMENTS:
-        return cycles(m, n)
-    height = config.rows * tiles.tile_m
-    width = config.columns * tiles.tile_n * (2 if mode == Mode.AUTOFP2 else 1)
-    # As many tiles of a panel as can be: the next panel's activations come beside them, and may need them all.
-    enough = max(_FEW, MOST_SEGMENTS // (_MORE * segments))
-    sides = []
-    for size, step, few in ((m, height, _FEW), (n, width, enough)):
-        count, more = -(-size // step), few + _MORE - _FEW
-        # Counts of tiles to run, with the last one as it is.
-        small = (count,) if count <= more else (few, more)
-        sides.append((count, [(each, size - (count - each) * step) for each in small]))
-    (panels, rows), (across, columns) = sides
-    by_rows = [_extended(across, [(count, cycles(size, outputs)) for count, outputs in columns]) for _, size in rows]
-    return round(_extended(panels, list(zip((count for count, _ in rows), by_rows, strict=True))))
-
-
-def _extended(count: int, points: list[tuple[int, float]]) -> float:
-    """Return the value at ``count`` of the line through one or two points."""
-    (x, y), (x2, y2) = points[0], points[-1]
-    return y if x == x2 else y + (y2 - y) / (x2 - x) * (count - x)
+    chosen = found.tile_m, found.tile_n, found.segment
+    product = Product(mode, Format.RAW, m, n, k, *chosen, *refined)
+    return predict(config, product, latency, latency), found
