@@ -4,11 +4,12 @@ import dataclasses
 from math import ceil
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from model.accelerator import AcceleratorConfig, Format, Mode
 from model.accelerator_cycles import Processing, Product, predict, predict_chain
+from model.accelerator_flow import Repeats
 
 
 @st.composite
@@ -38,6 +39,44 @@ def test_no_prediction_beats_the_elements_or_the_bus(case, latency):
     tiles = panels * ceil(vectors / (config.columns * p.tile_n))
     assert cycles >= tiles * p.tile_m * p.tile_n * kv
     assert cycles >= (p.m + panels * p.n) * kv * 18 * 8 / config.data_width
+
+
+def followed(monkeypatch, *case):
+    """Return a prediction that leaves nothing out, and how many segments it took."""
+    flows = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Repeats, "skip", lambda self, *_, **__: flows.append(self._flow) or 0)
+        return predict(*case), len(flows[-1].segments)
+
+
+@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    case=products(), size=st.tuples(*2 * [st.integers(1, 300)]), latency=st.sampled_from([0, 20, 200]), data=st.data()
+)
+def test_what_repeats_itself_takes_the_cycles_of_being_followed(monkeypatch, case, size, latency, data):
+    config, p = case
+    p = dataclasses.replace(p, m=size[0], n=size[1])
+    if data.draw(st.booleans()):
+        flags = {name: data.draw(st.booleans()) for name in ("residual", "numbers", "report", "refine")}
+        config = dataclasses.replace(config, ppu=True)
+        p = dataclasses.replace(p, format=Format.FP32, post=Processing(**flags))
+    assert predict(config, p, latency, latency) == followed(monkeypatch, config, p, latency, latency)[0]
+
+
+@pytest.mark.parametrize("mode", Mode)
+@pytest.mark.parametrize(
+    ("sizes", "tiles"), [((700, 3000, 512), (8, 8, 16)), ((2000, 300, 512), (16, 4, 8)), ((8, 9000, 2048), (2, 8, 5))]
+)
+def test_most_of_a_large_product_is_not_followed(monkeypatch, mode, sizes, tiles):
+    config, flows = AcceleratorConfig(), []
+    p = Product(mode, Format.RAW, *sizes, *tiles, 1.6, 1.6)
+    whole, segments = followed(monkeypatch, config, p)
+    usual = Repeats.skip
+    monkeypatch.setattr(
+        Repeats, "skip", lambda self, *given, **more: flows.append(self._flow) or usual(self, *given, **more)
+    )
+    assert predict(config, p) == whole
+    assert len(flows[-1].segments) < segments / 5
 
 
 @settings(deadline=None, max_examples=60)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import model.perf.gemm_cycles
 from model import array
 from model.accelerator import AcceleratorConfig, Mode
 from model.perf.calibration import calibration, recorded
@@ -36,7 +35,7 @@ def test_a_wrong_constant_is_noticed(monkeypatch):
     found["tables"][0]["rows"] = [row for row in found["tables"][0]["rows"] if row["m"] == 5]
     found["tables"] = found["tables"][:1]
     monkeypatch.setattr("model.perf.calibration.recorded", lambda: found)
-    monkeypatch.setattr("model.accelerator_cycles.LOADED", 19)
+    monkeypatch.setattr("model.accelerator_flow.LOADED", 19)
     rtl_cycles.cache_clear()
     off = [abs(row["difference"]) for row in calibration()]
     rtl_cycles.cache_clear()
@@ -79,22 +78,6 @@ def test_reading_weights_makes_panels_larger():
     cheap, dear = (array_cycles(REFERENCE, Mode.NVFP4, 4096, 8192, 64, reading) for reading in (0.0, 1.0))
     assert dear.panels < cheap.panels
     assert dear.cycles >= cheap.cycles
-
-
-@pytest.mark.parametrize("mode", Mode)
-@pytest.mark.parametrize("size", [(700, 3000, 512), (900, 3000, 256), (2000, 300, 512)])
-def test_large_products_are_extended_as_they_are_followed(monkeypatch, mode, size):
-    config = AcceleratorConfig(rows=4, columns=4)
-    monkeypatch.setattr(model.perf.gemm_cycles, "MOST_SEGMENTS", 10**9)
-    rtl_cycles.cache_clear()
-    whole, tiles = rtl_cycles(config, mode, *size)
-    monkeypatch.setattr(model.perf.gemm_cycles, "MOST_SEGMENTS", 900)
-    monkeypatch.setattr(model.perf.gemm_cycles, "plan", lambda *_: tiles)
-    rtl_cycles.cache_clear()
-    extended, _ = rtl_cycles(config, mode, *size)
-    rtl_cycles.cache_clear()
-    assert tiles.tiles * math.ceil(size[2] / 32 / tiles.segment) > 900
-    assert extended == pytest.approx(whole, rel=0.01)
 
 
 def test_k_must_fit_the_banks():
