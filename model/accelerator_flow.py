@@ -413,21 +413,16 @@ class Repeats:
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
         self._seen: deque[tuple[float, tuple[object, ...]]] = deque(maxlen=4)
-        self._last, self._spent = 0.0, deque([0.0], maxlen=4)
 
     def skip(self, left: int, since: int = 0, also: Sequence[int] = ()) -> int:
         """Return how many of so many steps need not be followed, and let their time go by; not while the loader may wait for segments before ``since``."""
         flow = self._flow
-        now, spent = flow.bus, round(flow.bus - self._last, 6)
-        self._last, usual = now, spent in self._spent
-        self._spent.append(spent)
-        if left < 1 or flow.reads or not usual:
-            self._seen.clear()
+        if left < 1 or flow.reads:
             return 0
         flow.settle()
         if flow.oldest < since:
             return 0
-        state = flow.state(also)
+        now, state = flow.bus, flow.state(also)
         for back, (then, seen) in enumerate(reversed(self._seen), 1):
             if seen == state:
                 rounds = left // back

@@ -144,20 +144,23 @@ def plan(
     shorter = (dataclasses.replace(chosen, segment=min(chosen.segment, _SEGMENT // 2)) for chosen in found[:_COMPARED])
     best, fewest = found[0], predicted(found[0])
     for chosen in dict.fromkeys((*found[:_COMPARED], *shorter)):
-        if chosen != found[0] and _least(config, mode, m, n, k, chosen) <= fewest[0]:
+        if chosen != found[0] and _least(config, mode, m, k, chosen) <= fewest[0]:
             cycles = predicted(chosen)
             if cycles < fewest:
                 best, fewest = chosen, cycles
     return best
 
 
-def _least(config: AcceleratorConfig, mode: Mode, m: int, n: int, k: int, tiles: Plan) -> int:
-    """Return cycles that a product takes at least: its elements' vectors, or its loader's, padding included."""
-    paired = mode == Mode.AUTOFP2
-    panels = -(-m // (config.rows * tiles.tile_m))
-    computing = tiles.tiles * max(tiles.tile_m * tiles.tile_n, config.read_after_write)
-    loading = tiles.tiles * config.columns * tiles.tile_n * (2 if paired else 1) + panels * config.rows * tiles.tile_m
-    return max(computing, loading) * (k // config.lanes)
+def _least(config: AcceleratorConfig, mode: Mode, m: int, k: int, tiles: Plan) -> int:
+    """Return cycles that a product takes at least: its loader's vectors, padding included, or its elements', and what comes behind or before."""
+    kv, words = k // config.lanes, tiles.tile_m * tiles.tile_n
+    computing = max(words, config.read_after_write)
+    panel = config.rows * tiles.tile_m
+    tile = config.columns * tiles.tile_n * (2 if mode == Mode.AUTOFP2 else 1)
+    loading = tiles.tiles * tile + -(-m // panel) * panel
+    loaded = loading * kv + computing * ((kv - 1) % tiles.segment + 1)
+    computed = (panel + tile) * min(tiles.segment, kv) + tiles.tiles * computing * kv
+    return max(loaded, computed) + config.rows * words
 
 
 def _sizes(total: int, banks: int, most: int) -> Iterator[int]:

@@ -76,7 +76,7 @@ def test_most_of_a_large_product_is_not_followed(monkeypatch, mode, sizes, tiles
         Repeats, "skip", lambda self, *given, **more: flows.append(self._flow) or usual(self, *given, **more)
     )
     assert predict(config, p) == whole
-    assert len(flows[-1].segments) < segments / 5
+    assert len(flows[-1].segments) < segments / 4
 
 
 @settings(deadline=None, max_examples=60)

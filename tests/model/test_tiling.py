@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from model.accelerator import AcceleratorConfig, Descriptor, ErrorCode, Format, Mode, Operand, check
 from model.accelerator_cycles import Processing, Product, predict
-from model.tiling import plan, plans
+from model.tiling import _least, plan, plans
 
 CONFIGS = [
     AcceleratorConfig(),
@@ -37,6 +37,9 @@ def test_every_plan_fits_and_covers(config, mode, m, n, data):
         assert check(config, descriptor.pack()) == ErrorCode.OK
         tiles = -(-m // (config.rows * p.tile_m)) * -(-vectors // (config.columns * p.tile_n))
         assert p.tiles == tiles
+        # What plans are left out by is no more than any prediction.
+        fits = Product(mode, Format.RAW, m, n, kv * config.lanes, p.tile_m, p.tile_n, p.segment)
+        assert _least(config, mode, m, kv * config.lanes, p) <= predict(config, fits)
     # What was chosen is predicted to be at least as fast as what the estimate alone would have chosen.
     sizes = (m, n, kv * config.lanes)
     first = min(found, key=lambda p: (p.cycles, p.tiles, -p.tile_m))
