@@ -4,13 +4,14 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from model.perf.calibration import calibration
 from model.perf.constants import constants
 from model.perf.estimate import Estimate, estimate
-from model.perf.hardware import DATAPATHS, PRECISIONS, SCHEDULES
+from model.perf.hardware import DATAPATHS, PAPER, PRECISIONS, REFERENCE, SCHEDULES
 from model.perf.language_model import LanguageModel, packaged, read_model
 from model.perf.paper import figures
 from model.perf.pictures import energy_bars, latency_bars, roofline, timeline
@@ -26,11 +27,24 @@ _NUMBERS: dict[str, tuple[type, str]] = {
     "activation_entries": (int, "vectors of an element's activation buffer"),
     "accumulators": (int, "sums of an element"),
     "clock_mhz": (float, "megahertz"),
-    "bandwidth_gb": (float, "10⁹ bytes per second of memory, with schedule array"),
-    "data_width": (int, "bits of the bus, with schedule rtl"),
+    "bandwidth_gb": (float, "10⁹ bytes per second of memory"),
+    "data_width": (int, "bits of a bus, with schedule rtl"),
     "latency": (int, "cycles that memory takes to answer, with schedule rtl"),
     "refined_share": (float, "share of the groups that an extended K has twice"),
 }
+_DEFAULTS: dict[str, Any] = {
+    "prompt": KNOBS["prompt"],
+    "output_tokens": KNOBS["output"],
+    "batch": KNOBS["batch"],
+    "shares": KNOBS["shares"],
+    "datapaths": list(DATAPATHS),
+    "refinement": "slots",
+    "schedule": "rtl",
+    "overlap": False,
+    "timeline": 6,
+}
+"""What a request has if nothing else is said; the paper's figures have their own."""
+_EVERYWHERE = {"config", "output", "no_picture", "quiet"}
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
@@ -73,12 +87,17 @@ def _request(options: argparse.Namespace, model: LanguageModel, mix: Mix) -> dic
         if not options.quiet and options.schedule == "rtl":
             print(f"{number} of {len(chosen)} datapaths", file=sys.stderr, flush=True)
     rows = [each.as_json() for each in found]
+    if options.schedule == "rtl":
+        never = replace(hardware, schedule="array", latency=0, overlap=True)
+        for row, datapath in zip(rows, chosen, strict=True):
+            row["array_seconds"] = float(estimate(model, never, datapath, mix, *sizes).total.seconds)
+    columns = _COLUMNS if options.schedule == "array" else _COLUMNS | {"array_seconds": "never waiting, s"}
     base = next((row for row, each in zip(rows, chosen, strict=True) if each.name == "nvfp4"), None)
-    heads = ["datapath", *_COLUMNS.values(), *(["times NVFP4-only's speed"] if base else [])]
+    heads = ["datapath", *columns.values(), *(["times NVFP4-only's speed"] if base else [])]
     lines = [heads]
     for row in rows:
         more = [f"{base['seconds'] / row['seconds']:.3f}"] if base else []
-        lines.append([row["datapath"], *(f"{row[name]:.4g}" for name in _COLUMNS), *more])
+        lines.append([row["datapath"], *(f"{row[name]:.4g}" for name in columns), *more])
     print(
         f"{model.name}: {model.weights() / 1e9:.3g} · 10⁹ weights, {model.weights(active=True) / 1e9:.3g} · 10⁹ for a token"
     )
@@ -107,7 +126,13 @@ def _write_pictures(folder: Path, pictures: dict[str, Any]) -> None:
 
 
 def _paper(options: argparse.Namespace) -> dict[str, Any]:
-    found = figures()
+    hardware = REFERENCE if options.schedule == "rtl" else PAPER
+
+    def done(name: str) -> None:
+        if not options.quiet and hardware is REFERENCE:
+            print(f"{name} done", file=sys.stderr, flush=True)
+
+    found = figures(hardware, done)
     heads = ("what", "paper", "ours", "without memory", "difference")
     for name, rows in found["tables"].items():
         print(f"{name}:")
@@ -153,23 +178,32 @@ def _parser() -> argparse.ArgumentParser:
         help=f"a config.json of Hugging Face or a folder with one, one of {names}; paper: the paper's figures beside ours; "
         "calibration: cycles beside those of RTL simulation",
     )
-    add("--prompt", type=int, default=KNOBS["prompt"], help="tokens of a prompt (default: %(default)s)")
-    add("--output-tokens", type=int, default=KNOBS["output"], help="decode steps (default: %(default)s)")
-    add("--batch", type=int, default=KNOBS["batch"], help="sequences at a time (default: %(default)s)")
-    add("--shares", default=KNOBS["shares"], help="percent of the layers at 2, 4 and 6 bits (default: %(default)s)")
+    usual = _DEFAULTS
+    add("--prompt", type=int, help=f"tokens of a prompt (default: {usual['prompt']})")
+    add("--output-tokens", type=int, help=f"decode steps (default: {usual['output_tokens']})")
+    add("--batch", type=int, help=f"sequences at a time (default: {usual['batch']})")
+    add("--shares", help=f"percent of the layers at 2, 4 and 6 bits (default: {usual['shares']})")
     add("--decode-shares", metavar="SHARES", help="those of decode (default: as --shares)")
     add("--trace", type=Path, metavar="FILE", help="shares from a trace of model.trace or model.policy instead")
-    add("--datapaths", nargs="+", choices=list(DATAPATHS), default=list(DATAPATHS), help="(default: all)")
-    add("--refinement", choices=("slots", "inplace", "none"), default="slots", help="(default: slots)")
-    add("--schedule", choices=SCHEDULES, default="array", help="array: elements never wait; rtl: as generated")
-    add("--overlap", action="store_true", help="memory brings operands while elements compute")
+    add("--datapaths", nargs="+", choices=list(DATAPATHS), help="(default: all)")
+    add("--refinement", choices=("slots", "inplace", "none"), help="(default: slots)")
+    add(
+        "--schedule",
+        choices=SCHEDULES,
+        help="rtl: as generated, loader included; array: elements never wait (default: rtl; of the paper's figures array)",
+    )
+    add(
+        "--overlap",
+        action="store_true",
+        default=None,
+        help="memory brings operands while elements compute, with schedule array",
+    )
     for name, (kind, text) in _NUMBERS.items():
         add(f"--{name.replace('_', '-')}", type=kind, metavar="X", help=text)
     add(
         "--timeline",
         type=int,
         choices=PRECISIONS,
-        default=6,
         metavar="BITS",
         help="layer of the time line (default: 6)",
     )
@@ -179,10 +213,31 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _complete(options: argparse.Namespace) -> None:
+    """Give options their defaults; raise ValueError for one that does not do anything."""
+    given = [name for name, value in vars(options).items() if value not in (None, False)]
+    heeded = {"paper": _EVERYWHERE | {"schedule"}, "calibration": _EVERYWHERE}.get(options.config, set(given))
+    if options.schedule == "array":
+        heeded -= {"data_width"}
+    if options.trace:
+        heeded -= {"shares", "decode_shares"}
+    for name in given:
+        if name not in heeded:
+            where = options.config
+            if options.config not in ("paper", "calibration"):
+                where = "schedule array" if name == "data_width" else "a trace, which has its shares"
+            raise ValueError(f"--{name.replace('_', '-')} must be left out with {where}")
+    if options.config not in ("paper", "calibration"):
+        for name, value in _DEFAULTS.items():
+            if getattr(options, name) is None:
+                setattr(options, name, value)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0, or 2 on bad input."""
     options = _parser().parse_args(arguments)
     try:
+        _complete(options)
         if options.output is not None:
             options.output.mkdir(parents=True, exist_ok=True)
         if options.config == "paper":

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from model.accelerator import Mode
 from model.perf.constants import constant
 from model.perf.gemm_cycles import Tiled, array_cycles, rtl_cycles
 from model.perf.hardware import PRECISIONS, Datapath, Hardware
@@ -19,6 +20,9 @@ Float = NDArray[np.float64]
 
 ENERGIES = ("vector MACs", "idle", "element buffers", "global buffer", "memory")
 """What energy goes to. The first two are measured on the gates; the others are bytes by assumed constants."""
+
+MOST_SIZES = 17
+"""Sizes of a kind of product whose cycles are predicted in ``rtl``."""
 
 
 @dataclass(frozen=True)
@@ -114,27 +118,60 @@ def cost(hardware: Hardware, datapath: Datapath, precision: int, gemm: Gemm) -> 
 
 def _together(hardware: Hardware, computing: Float, bringing: Float) -> Float:
     """Return the seconds of products from those of the array and those of memory."""
-    if hardware.schedule == "rtl":
-        return computing
-    return np.maximum(computing, bringing) if hardware.overlap else computing + bringing
+    if hardware.schedule == "rtl" or hardware.overlap:
+        return np.maximum(computing, bringing)
+    return computing + bringing
 
 
-def _rtl(hardware: Hardware, mode: Any, gemm: Gemm, longer: Float) -> Tiled:
-    """Cycles of the accelerator as it is generated; keys and values come in whole pages, so that few sizes are different."""
+def _paged(hardware: Hardware, gemm: Gemm, longer: Float) -> tuple[Float, Float]:
+    """Return rows of weights and K-vectors; in ``rtl`` keys and values come in whole pages, so that few sizes are different."""
     page, lanes = constant("page"), hardware.config.lanes
     n, kv = gemm.n, longer
-    if gemm.cached == "n":
+    if hardware.schedule == "rtl" and gemm.cached == "n":
         n = np.ceil(n / page) * page
-    if gemm.cached == "k":
+    if hardware.schedule == "rtl" and gemm.cached == "k":
         kv = np.ceil(kv * lanes / page) * page / lanes
-    sizes = np.stack([gemm.m, n, np.ceil(kv)], axis=-1).astype(np.int64)
-    different, place = np.unique(sizes, axis=0, return_inverse=True)
-    found = []
-    for rows, outputs, steps in different.tolist():
-        cycles, tiles = rtl_cycles(hardware.config, mode, rows, outputs, steps * lanes, hardware.latency)
-        panels = -(-rows // (hardware.config.rows * tiles.tile_m))
-        found.append((cycles, panels, tiles.tile_m, tiles.tile_n, tiles.tiles))
-    return Tiled(*np.array(found, np.float64)[place.reshape(-1)].T)
+    return n, np.ceil(kv)
+
+
+def _rtl(hardware: Hardware, mode: Mode, gemm: Gemm, longer: Float) -> Tiled:
+    """Cycles of the accelerator as it is generated. Of many sizes some are predicted; the others lie on lines between them."""
+    sizes = np.stack(np.broadcast_arrays(gemm.m, *_paged(hardware, gemm, longer)), axis=-1).astype(np.int64)
+    found = np.empty((sizes.size // 3, 5))
+    for rows in np.unique(sizes[..., 0]):
+        # Of sizes with the same rows one grows.
+        same = np.flatnonzero(sizes[..., 0] == rows)
+        different = np.unique(sizes.reshape(-1, 3)[same], axis=0)
+        count = len(different)
+        chosen = different[np.unique(np.linspace(0, count - 1, min(count, MOST_SIZES)).round().astype(np.int64))]
+        columns = np.array([_tiled(hardware, mode, *size) for size in chosen.tolist()]).T
+        work = chosen.prod(axis=1).astype(np.float64)
+        for number, column in enumerate(columns):
+            found[same, number] = np.interp(sizes.reshape(-1, 3)[same].prod(axis=1), work, column)
+    return Tiled(*found.T.reshape(5, *sizes.shape[:-1]))
+
+
+def _tiled(hardware: Hardware, mode: Mode, m: int, n: int, kv: int) -> tuple[float, ...]:
+    """Return what :class:`Tiled` holds of a product."""
+    cycles, tiles = rtl_cycles(hardware.config, mode, m, n, kv * hardware.config.lanes, hardware.latency)
+    panels = -(-m // (hardware.config.rows * tiles.tile_m))
+    return cycles, panels, tiles.tile_m, tiles.tile_n, tiles.tiles
+
+
+def _refuse(hardware: Hardware, datapath: Datapath, gemms: Sequence[Gemm], shares: Float) -> None:
+    """Raise ValueError if a K does not fit the banks."""
+    lanes = hardware.config.lanes
+    longest = min(hardware.config.activation_depth, hardware.config.max_kv)
+    for gemm in gemms:
+        for precision in (bits for index, bits in enumerate(PRECISIONS) if shares[:, index].any()):
+            run = hardware.execution(datapath, 4 if gemm.fixed and not datapath.uniform else precision)
+            steps = np.ceil(np.ceil(gemm.k / lanes) * run.length - 1e-9)
+            kv = int(_paged(hardware, gemm, steps)[1].max())
+            if kv > longest:
+                extended = "" if run.length == 1 else f", {run.length:g} times the product's"
+                raise ValueError(
+                    f"K of {gemm.name} must be at most {longest * lanes} for these banks, not {kv * lanes}{extended}"
+                )
 
 
 @dataclass(frozen=True)
@@ -258,7 +295,11 @@ def estimate(
     for name, value in (("prompt", prompt), ("output", output), ("batch", batch)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, not {value}")
-    contexts = prompt + 1.0 + np.arange(output)
-    first = _phase("prefill", hardware, datapath, prefill(model, prompt, batch), mix.prefill[None], 1)
-    then = _phase("decode", hardware, datapath, decode(model, contexts, batch), mix.steps(output), output)
+    phases = (
+        ("prefill", prefill(model, prompt, batch), mix.prefill[None], 1),
+        ("decode", decode(model, prompt + 1.0 + np.arange(output), batch), mix.steps(output), output),
+    )
+    for _, gemms, shares, _ in phases:
+        _refuse(hardware, datapath, gemms, shares)
+    first, then = (_phase(name, hardware, datapath, gemms, shares, steps) for name, gemms, shares, steps in phases)
     return Estimate(datapath, hardware, first, then, output * batch)

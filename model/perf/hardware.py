@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from model.accelerator import AcceleratorConfig, Mode
 from model.perf.constants import constant
 
-__all__ = ["DATAPATHS", "PRECISIONS", "REFERENCE", "SCHEDULES", "Datapath", "Execution", "Hardware"]
+__all__ = ["DATAPATHS", "PAPER", "PRECISIONS", "REFERENCE", "SCHEDULES", "Datapath", "Execution", "Hardware"]
 
 PRECISIONS = (2, 4, 6)
 """Bits that a layer asks for."""
 SCHEDULES = ("array", "rtl")
-"""``array``: elements never wait for operands, and what memory brings takes bytes by bandwidth (the paper, appendix G).
-``rtl``: the accelerator as it is generated, whose loader brings one vector per cycle."""
+"""``rtl``: the accelerator as it is generated, whose loader brings one vector per cycle.
+``array``: elements never wait for operands, and what memory brings takes bytes by bandwidth (the paper, appendix G)."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Hardware:
     config : AcceleratorConfig
         Rows, columns, banks, buffers, refinement.
     clock_mhz, bandwidth_gb : float
-        10⁶ cycles per second; 10⁹ bytes per second, for the schedule ``array`` (in ``rtl`` the bus has its width per cycle).
-    schedule : {"array", "rtl"}
+        10⁶ cycles per second; 10⁹ bytes per second of memory. In ``rtl`` the buses bring at most their width per cycle.
+    schedule : {"rtl", "array"}
     overlap : bool
         With ``array``: memory brings operands while elements compute, instead of before.
     refined_share : float
@@ -110,7 +110,7 @@ class Hardware:
     )
     clock_mhz: float = constant("clock_mhz")
     bandwidth_gb: float = constant("bandwidth_gb")
-    schedule: str = "array"
+    schedule: str = "rtl"
     overlap: bool = False
     refined_share: float = constant("refined_share")
     latency: int = 0
@@ -128,6 +128,8 @@ class Hardware:
             raise ValueError(f"latency must not be negative, not {self.latency}")
         if self.schedule == "rtl" and self.overlap:
             raise ValueError("overlap must be False with schedule rtl, which overlaps as the hardware does")
+        if self.schedule == "array" and self.latency:
+            raise ValueError(f"latency must be 0 with schedule array, which never waits, not {self.latency}")
 
     @property
     def elements(self) -> int:
@@ -142,10 +144,9 @@ class Hardware:
     @property
     def bandwidth(self) -> float:
         """Bytes per second from and to memory, at most."""
-        if self.schedule == "rtl":
-            # The write bus is another one.
-            return 2 * self.config.data_width / 8 * self.clock
-        return self.bandwidth_gb * 1e9
+        memory = self.bandwidth_gb * 1e9
+        # The write bus is another one.
+        return min(memory, 2 * self.config.data_width / 8 * self.clock) if self.schedule == "rtl" else memory
 
     def peak(self, mode: Mode) -> float:
         """Return MACs per second, at most."""
@@ -216,4 +217,6 @@ class Hardware:
 
 
 REFERENCE = Hardware()
-"""The paper's: 256 elements, 2 MB, 1 GHz, 1 TB/s."""
+"""Of the paper's size, as it is generated: 256 elements, 2 MB, 1 GHz, 1 TB/s."""
+PAPER = Hardware(schedule="array")
+"""The same with the paper's schedule."""

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from model.perf.estimate import Estimate, estimate
-from model.perf.hardware import DATAPATHS, REFERENCE, Hardware
+from model.perf.hardware import DATAPATHS, PAPER, Hardware
 from model.perf.language_model import read_model
 from model.perf.workload import Mix
 
@@ -85,7 +85,7 @@ def needed(mix: Mix, speedup: float) -> float:
 
 
 def _alone(hardware: Hardware) -> Hardware:
-    """Return hardware for which memory takes no time."""
+    """Return hardware for which memory takes no time; in ``rtl`` the loader takes it, and nothing is left out."""
     return replace(hardware, bandwidth_gb=1e12)
 
 
@@ -121,16 +121,16 @@ def _row(what: str, paper: Any, ours: float, alone: float | None = None, **more:
     return row
 
 
-def _figure_13() -> list[Row]:
+def _figure_13(hardware: Hardware) -> list[Row]:
     rows: list[Row] = []
     for model, title in MODELS.items():
         for batch, paper in FIGURE_13[model].items():
             pair, alone, coarse = (
-                (_run(model, hardware, name, MIX, batch), _run(model, hardware, "nvfp4", MIX, batch))
-                for hardware, name in (
-                    (REFERENCE, "autoematic"),
-                    (_alone(REFERENCE), "autoematic"),
-                    (REFERENCE, "autofp2"),
+                (_run(model, each, name, MIX, batch), _run(model, each, "nvfp4", MIX, batch))
+                for each, name in (
+                    (hardware, "autoematic"),
+                    (_alone(hardware), "autoematic"),
+                    (hardware, "autofp2"),
                 )
             )
             place = f"{title}, batch {batch}: "
@@ -150,13 +150,13 @@ def _figure_13() -> list[Row]:
     return rows
 
 
-def _density() -> list[Row]:
+def _density(hardware: Hardware) -> list[Row]:
     """Operations by time and area: those that vector MACs run, by the shares of layers alone, and those that the model asks for, at batch 8."""
-    base = _run("llama-3-70b", _alone(REFERENCE), "nvfp4", MIX, 8)
+    base = _run("llama-3-70b", _alone(hardware), "nvfp4", MIX, 8)
     rows = []
     for name, mix in (("autoematic", MIX), ("autofp2", "100/0/0")):
-        each = _run("llama-3-70b", _alone(REFERENCE), name, MIX, 8)
-        area = _area("nvfp4") / _area(name)
+        each = _run("llama-3-70b", _alone(hardware), name, MIX, 8)
+        area = _area(hardware, "nvfp4") / _area(hardware, name)
         paper = round(DENSITY[name] / DENSITY["nvfp4"], 4)
         title = DATAPATHS[name].title
         running = round(bound(Mix.of(mix), 0.0) * area, 4)
@@ -165,19 +165,19 @@ def _density() -> list[Row]:
     return rows
 
 
-def _area(name: str) -> float:
+def _area(hardware: Hardware, name: str) -> float:
     """Return the gate equivalents of an accelerator, memories included."""
-    return sum(REFERENCE.area(DATAPATHS[name]).values())
+    return sum(hardware.area(DATAPATHS[name]).values())
 
 
-def _figure_15() -> list[Row]:
+def _figure_15(hardware: Hardware) -> list[Row]:
     rows: list[Row] = []
-    ours = _area("autoematic"), _area("nvfp4")
+    ours = _area(hardware, "autoematic"), _area(hardware, "nvfp4")
     for mix, (performance, energy) in FIGURE_15.items():
         for batch in (1, 8):
             pair, alone = (
                 (_run("llama-3-70b", hw, "nvfp4", NVFP4, batch), _run("llama-3-70b", hw, "autoematic", mix, batch))
-                for hw in (REFERENCE, _alone(REFERENCE))
+                for hw in (hardware, _alone(hardware))
             )
             by_area = [round(_ratio(_seconds, each) / AREA, 4) for each in (pair, alone)]
             place = f"{mix}, batch {batch}: "
@@ -191,12 +191,12 @@ def _figure_15() -> list[Row]:
     return rows
 
 
-def _figure_33() -> list[Row]:
+def _figure_33(hardware: Hardware) -> list[Row]:
     rows: list[Row] = []
     for batch in (1, 8):
         pair, alone = (
             (_run("minimax-m2", hw, "autoematic", MIX_33, batch), _run("minimax-m2", hw, "nvfp4", NVFP4, batch))
-            for hw in (REFERENCE, _alone(REFERENCE))
+            for hw in (hardware, _alone(hardware))
         )
         place = f"MiniMax-M2.7, batch {batch}: "
         rows += [
@@ -213,9 +213,9 @@ def _figure_33() -> list[Row]:
     return rows
 
 
-def _explanations() -> list[str]:
+def _explanations(hardware: Hardware) -> list[str]:
     mix, mix33 = Mix.of(MIX), Mix.of(MIX_33)
-    area, base = (REFERENCE.area(DATAPATHS[name]) for name in ("autoematic", "nvfp4"))
+    area, base = (hardware.area(DATAPATHS[name]) for name in ("autoematic", "nvfp4"))
     equal = sum(area.values()) / (base["logic"] + area["memory"])
     return [
         f"Latency, figure 13: with {MIX} no schedule can be more than {bound(mix):.2f} times as fast as NVFP4-only, where each layer of 6 bits runs "
@@ -234,19 +234,27 @@ def _explanations() -> list[str]:
         "and bring ratios nearer to 1, or apart where NVFP4-only waits longer.",
         f"Area: the paper's {AREA} is for an accelerator of which vector MACs are 3.6 %. Ours has vector MACs that are 1.385 times NVFP4-only's: "
         f"{equal:.3f} with the same memories. NVFP4-only needs no masks and offsets in banks and buffers; without them, as in the tables above, it is "
-        f"{_area('autoematic') / _area('nvfp4'):.3f}.",
+        f"{_area(hardware, 'autoematic') / _area(hardware, 'nvfp4'):.3f}.",
     ]
 
 
-def figures() -> dict[str, Any]:
-    """Return the figures: ``tables``, rows by figure, ``explanations``, and the ``settings`` that they are for."""
+def figures(hardware: Hardware = PAPER, done: Callable[[str], None] = lambda name: None) -> dict[str, Any]:
+    """Return the figures: ``tables``, rows by figure, ``explanations``, and the ``settings`` that they are for.
+
+    ``done`` is called with the name of each table.
+    """
+    tables = {}
+    for name, table in (
+        ("figure 13", _figure_13),
+        ("density", _density),
+        ("figure 15", _figure_15),
+        ("figure 33", _figure_33),
+    ):
+        tables[name] = table(hardware)
+        done(name)
+    settings = {"prompt": PROMPT, "output": OUTPUT, "mix": MIX, "mix of figure 33": MIX_33}
     return {
-        "settings": {"prompt": PROMPT, "output": OUTPUT, "mix": MIX, "mix of figure 33": MIX_33},
-        "tables": {
-            "figure 13": _figure_13(),
-            "density": _density(),
-            "figure 15": _figure_15(),
-            "figure 33": _figure_33(),
-        },
-        "explanations": _explanations(),
+        "settings": settings | {"schedule": hardware.schedule},
+        "tables": tables,
+        "explanations": _explanations(hardware),
     }

@@ -49,7 +49,22 @@ def test_a_request_in_table_json_and_pictures(tmp_path, capsys):
             "shares must be three percentages that sum up to 100, as 15/45/40, not '1/2/3'",
         ),
         ([*SMALL, "--rows", "0"], "rows must be at least 1, not 0"),
-        (["smollm2-135m", "--prompt", "200000"], "K must be at most 131072 for these banks, not 200000"),
+        (
+            ["smollm2-135m", "--prompt", "130000", "--datapaths", "nvfp4"],
+            "K of values must be at most 131072 for these banks, not 260096, 2 times the product's",
+        ),
+        (
+            ["smollm2-135m", "--prompt", "200000", "--schedule", "array"],
+            "K of values must be at most 131072 for these banks, not 200000",
+        ),
+        ([*SMALL, "--overlap"], "overlap must be False with schedule rtl, which overlaps as the hardware does"),
+        ([*SMALL, "--schedule", "array", "--data-width", "64"], "--data-width must be left out with schedule array"),
+        (["paper", "--prompt", "8192"], "--prompt must be left out with paper"),
+        (["calibration", "--schedule", "rtl"], "--schedule must be left out with calibration"),
+        (
+            [*SMALL, "--trace", "x", "--shares", "0/100/0"],
+            "--shares must be left out with a trace, which has its shares",
+        ),
     ],
 )
 def test_bad_input_is_one_line(capsys, arguments, message):
@@ -89,10 +104,10 @@ def test_the_papers_figures_stand_beside_ours(monkeypatch, tmp_path, capsys):
 
 
 def test_explanations_have_their_numbers(monkeypatch):
-    monkeypatch.setattr(model.perf.paper, "_figure_13", list)
-    monkeypatch.setattr(model.perf.paper, "_figure_15", list)
-    monkeypatch.setattr(model.perf.paper, "_figure_33", list)
-    monkeypatch.setattr(model.perf.paper, "_density", list)
+    monkeypatch.setattr(model.perf.paper, "_figure_13", lambda _: [])
+    monkeypatch.setattr(model.perf.paper, "_figure_15", lambda _: [])
+    monkeypatch.setattr(model.perf.paper, "_figure_33", lambda _: [])
+    monkeypatch.setattr(model.perf.paper, "_density", lambda _: [])
     text = " ".join(figures()["explanations"])
     for number in ("1.51", "1.29", "2.27", "3.8 times", "1.18"):
         assert number in text
