@@ -20,6 +20,7 @@ from model.perf.workload import Mix, read_mix
 from model.pictures import PictureError, bars, write_picture
 
 _NUMBERS: dict[str, tuple[type, str]] = {
+    "accelerators": (int, "accelerators that share the memory"),
     "rows": (int, "rows of elements"),
     "columns": (int, "columns of elements"),
     "activation_depth": (int, "vectors of the bank of a row"),

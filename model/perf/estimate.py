@@ -1,7 +1,7 @@
 """Latency, traffic and energy of a language model on an accelerator (docs/performance-model.md)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,7 +33,7 @@ class Cost:
     ----------
     seconds : ndarray
     cycles : ndarray
-        That the array computes, in ``rtl`` also those in which it waits for operands.
+        That an accelerator computes, in ``rtl`` also those in which it waits for operands.
     memory, buffer : ndarray
         Bytes from and to memory; from and to the global buffer.
     vectors, macs : ndarray
@@ -75,24 +75,27 @@ def cost(hardware: Hardware, datapath: Datapath, precision: int, gemm: Gemm) -> 
     """
     config = hardware.config
     run = hardware.execution(datapath, 4 if gemm.fixed and not datapath.uniform else precision)
-    refined = run.mode.name == "AUTOFP6"
+    refined = run.mode == Mode.AUTOFP6
     steps = np.ceil(gemm.k / config.lanes)
     longer = np.ceil(steps * run.length - 1e-9)
     stored = constant("bytes_per_vector") * run.stored
     if refined:
         stored += constant("mask_bytes_per_vector") + constant("refined_per_vector")
+    across, rounds = _divided(hardware, gemm.count)
+    part = replace(gemm, n=np.ceil(gemm.n / across))
     if hardware.schedule == "rtl":
-        tiled = _rtl(hardware, run.mode, gemm, longer)
+        tiled = _rtl(hardware, run.mode, part, longer)
     else:
         reading = stored * steps / longer / hardware.bandwidth * hardware.clock
-        tiled = array_cycles(config, run.mode, gemm.m, gemm.n, longer, reading)
-    vectors = gemm.m * (gemm.n / 2 if run.mode.name == "AUTOFP2" else gemm.n) * longer
-    operands = (gemm.m + tiled.panels * gemm.n) * steps * stored
-    memory = operands + gemm.m * gemm.n * constant("output_bytes")
+        tiled = array_cycles(config, run.mode, gemm.m, part.n, longer, reading)
+    paired = run.mode == Mode.AUTOFP2
+    vectors = gemm.count * gemm.m * (gemm.n / 2 if paired else gemm.n) * longer
+    operands = gemm.count * (across * gemm.m + tiled.panels * gemm.n) * steps * stored
+    memory = operands + gemm.count * gemm.m * gemm.n * constant("output_bytes")
     entry = constant("bank_bits_per_vector" if datapath.refines else "unrefined_bits_per_vector") / 8
-    rows = config.rows * tiled.tile_m + config.columns * tiled.tile_n * (2 if run.mode.name == "AUTOFP2" else 1)
-    buffer = operands + tiled.tiles * rows * longer * entry
-    computing, bringing = tiled.cycles / hardware.clock, memory / hardware.bandwidth
+    rows = config.rows * tiled.tile_m + config.columns * tiled.tile_n * (2 if paired else 1)
+    buffer = operands + gemm.count * across * tiled.tiles * rows * longer * entry
+    computing, bringing = rounds * tiled.cycles / hardware.clock, memory / hardware.bandwidth
     seconds = _together(hardware, computing, bringing)
     idle = np.maximum(seconds * hardware.clock * hardware.elements - vectors, 0)
     energy = 1e-15 * np.array(
@@ -104,16 +107,23 @@ def cost(hardware: Hardware, datapath: Datapath, precision: int, gemm: Gemm) -> 
             memory * constant("dram_fj_per_byte"),
         ]
     )
-    times = gemm.count * gemm.layers
     return Cost(
-        seconds * times,
-        tiled.cycles * times,
-        memory * times,
-        buffer * times,
-        vectors * times,
+        seconds * gemm.layers,
+        rounds * tiled.cycles * gemm.layers,
+        memory * gemm.layers,
+        buffer * gemm.layers,
+        vectors * gemm.layers,
         gemm.macs,
-        energy * times,
+        energy * gemm.layers,
     )
+
+
+def _divided(hardware: Hardware, count: Float) -> tuple[Float, Float]:
+    """Return how many accelerators share a product, each with a part of its weights' rows, and how many products follow each other on one."""
+    if hardware.accelerators == 1:
+        return np.ones_like(count), count
+    across = np.maximum(hardware.accelerators // np.ceil(count), 1)
+    return across, np.ceil(count / (hardware.accelerators // across))
 
 
 def _together(hardware: Hardware, computing: Float, bringing: Float) -> Float:

@@ -96,6 +96,8 @@ class Hardware:
         Share of the groups that an extended K has twice.
     latency : int
         With ``rtl``: cycles that memory takes to answer.
+    accelerators : int
+        Of this configuration, each with its own loader and buses, that share the memory and a model's products.
 
     Raises
     ------
@@ -114,6 +116,7 @@ class Hardware:
     overlap: bool = False
     refined_share: float = constant("refined_share")
     latency: int = 0
+    accelerators: int = 1
 
     def __post_init__(self) -> None:
         for name in ("clock_mhz", "bandwidth_gb"):
@@ -124,6 +127,8 @@ class Hardware:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, not {self.schedule!r}")
         if not 0 <= self.refined_share <= 1:
             raise ValueError(f"refined_share must be from 0 to 1, not {self.refined_share:g}")
+        if self.accelerators < 1:
+            raise ValueError(f"accelerators must be at least 1, not {self.accelerators}")
         if self.latency < 0:
             raise ValueError(f"latency must not be negative, not {self.latency}")
         if self.schedule == "rtl" and self.overlap:
@@ -133,8 +138,8 @@ class Hardware:
 
     @property
     def elements(self) -> int:
-        """Processing elements."""
-        return self.config.rows * self.config.columns
+        """Processing elements, of all accelerators."""
+        return self.config.rows * self.config.columns * self.accelerators
 
     @property
     def clock(self) -> float:
@@ -146,7 +151,8 @@ class Hardware:
         """Bytes per second from and to memory, at most."""
         memory = self.bandwidth_gb * 1e9
         # The write bus is another one.
-        return min(memory, 2 * self.config.data_width / 8 * self.clock) if self.schedule == "rtl" else memory
+        buses = 2 * self.config.data_width / 8 * self.clock * self.accelerators
+        return min(memory, buses) if self.schedule == "rtl" else memory
 
     def peak(self, mode: Mode) -> float:
         """Return MACs per second, at most."""
@@ -205,14 +211,15 @@ class Hardware:
         """
         vmac = constant(datapath.area) * self._by_refinement(datapath)
         encoders = self.config.columns * constant("encoder_ge") if datapath.name != "nvfp4" else 0.0
-        logic = self.elements * (vmac + constant("element_rest_ge")) + encoders + constant("shared_ge")
+        shared = self.accelerators * (encoders + constant("shared_ge"))
+        logic = self.elements * (vmac + constant("element_rest_ge")) + shared
         refines = datapath.refines and self.config.refinement != "none"
         wide = constant("bank_bits_per_vector" if refines else "unrefined_bits_per_vector")
         bank = self.config.rows * self.config.activation_depth + 2 * self.config.columns * self.config.weight_depth
         # An element's entries have as many bits less without refinement as a bank's.
         less = constant("bank_bits_per_vector") - wide
         entries = self.config.activation_entries + self.config.weight_entries
-        bits = self.elements * (constant("element_bits") - less * entries) + bank * wide
+        bits = self.elements * (constant("element_bits") - less * entries) + self.accelerators * bank * wide
         return {"logic": logic, "memory": bits * constant("bit_ge")}
 
 

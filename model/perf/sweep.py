@@ -23,7 +23,7 @@ KNOBS: dict[str, Any] = {
 }
 """Parameters of a point beside those of the hardware, with their defaults."""
 
-_HARDWARE = ("clock_mhz", "bandwidth_gb", "schedule", "overlap", "refined_share", "latency")
+_HARDWARE = ("clock_mhz", "bandwidth_gb", "schedule", "overlap", "refined_share", "latency", "accelerators")
 _CONFIG = tuple(field.name for field in fields(AcceleratorConfig))
 
 

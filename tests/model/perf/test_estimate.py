@@ -22,6 +22,7 @@ from model.perf.workload import Gemm, Mix, decode, prefill, read_mix
 TRACE = Path(__file__).parents[1] / "smollm2_trace.csv.gz"
 AUTOEMATIC, NVFP4 = DATAPATHS["autoematic"], DATAPATHS["nvfp4"]
 FAST = dataclasses.replace(PAPER, bandwidth_gb=1e12)
+SMALL = Hardware(AcceleratorConfig(rows=4, columns=4))
 TINY = LanguageModel("tiny", 3, 256, 512, 8, 2, 32, 3, 512)
 SPARSE = LanguageModel("sparse", 4, 256, 512, 8, 2, 32, 1, 512, 16, 2, 128, 64)
 
@@ -80,6 +81,7 @@ HARDWARE = st.builds(
     bandwidth_gb=st.floats(0.1, 5000),
     overlap=st.booleans(),
     refined_share=st.floats(0, 1),
+    accelerators=st.integers(1, 20),
 )
 
 
@@ -88,13 +90,13 @@ HARDWARE = st.builds(
     HARDWARE,
     st.sampled_from(list(DATAPATHS.values())),
     st.sampled_from(PRECISIONS),
-    st.tuples(st.integers(1, 400), st.integers(1, 400), st.integers(1, 2000)),
+    st.tuples(st.integers(1, 400), st.integers(1, 400), st.integers(1, 2000), st.integers(1, 40)),
     st.booleans(),
 )
 def test_nothing_is_faster_than_elements_and_memory_allow(hardware, datapath, precision, size, rtl):
     if rtl:
         hardware = dataclasses.replace(hardware, schedule="rtl", overlap=False)
-    spent = cost(hardware, datapath, precision, gemm(*size))
+    spent = cost(hardware, datapath, precision, Gemm("product", *(np.array([float(x)]) for x in size), 3))
     mode = hardware.execution(datapath, precision).mode
     assert float(spent.macs[0] / spent.seconds[0]) <= hardware.peak(mode)
     assert float(spent.vectors[0]) <= float(spent.cycles[0]) * hardware.elements
@@ -161,6 +163,31 @@ def test_both_schedules_agree_where_the_loader_keeps_up():
     product = gemm(128, 1024, 1024)
     rtl, ideal = (cost(Hardware(config, schedule=name), AUTOEMATIC, 4, product) for name in ("rtl", "array"))
     assert float(rtl.cycles[0] / ideal.cycles[0]) == pytest.approx(1, abs=0.02)
+
+
+def test_accelerators_share_products_or_their_weights():
+    def run(accelerators, n, count):
+        hardware = dataclasses.replace(SMALL, accelerators=accelerators)
+        return cost(hardware, AUTOEMATIC, 4, Gemm("x", *(np.array([float(x)]) for x in (8, n, 1024, count)), 1))
+
+    one = run(1, 256, 1)
+    for accelerators, n, count in ((4, 1024, 1), (4, 512, 2), (4, 256, 4), (2, 512, 1), (7, 512, 3)):
+        many = run(accelerators, n, count)
+        assert many.cycles == one.cycles
+        assert many.seconds == one.seconds
+        assert many.vectors == one.vectors * n * count / 256
+    # Five products on four accelerators: two, one behind the other, on one of them.
+    assert run(4, 256, 5).cycles == 2 * one.cycles
+    # Each reads the activations, all together the weights once.
+    assert float(run(4, 1024, 1).memory[0]) == pytest.approx(4 * float(one.memory[0]))
+    # Elements that have no part wait.
+    assert float(run(4, 256, 1).energy[1, 0]) > float(one.energy[1, 0])
+
+
+def test_memory_that_is_shared_is_a_bound():
+    scarce = dataclasses.replace(SMALL, accelerators=64, bandwidth_gb=100.0)
+    spent = cost(scarce, AUTOEMATIC, 4, gemm(8, 64 * 256, 1024))
+    assert float(spent.memory[0] / spent.seconds[0]) == pytest.approx(1e11)
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
