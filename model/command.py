@@ -243,10 +243,10 @@ def write_files(files: Mapping[Path, str | bytes | Path]) -> None:
                 continue
             data = content.encode() if isinstance(content, str) else content
             # A device or a pipe has no other name, and a link stays one.
-            target = path.resolve()
-            if target.exists() and not target.is_file():
-                target.write_bytes(data)
+            if path.exists() and not path.is_file():
+                path.write_bytes(data)
                 continue
+            target = path.resolve()
             handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
             waiting.append((name, target))
             with open(handle, "wb") as file:

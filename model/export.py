@@ -22,6 +22,7 @@ from model.memory import pack_masks, pack_nibbles
 from model.nvfp4_layouts import LAYOUTS, WEIGHTS_ONLY, Layout
 from model.package import Package, pack_rows
 from model.safetensors_file import SafetensorsWriter
+from model.tokenizer import HuggingFace
 
 __all__ = ["FORMATS", "IMAGE_VERSION", "export", "folder_config", "image_arrays", "main", "read_index"]
 
@@ -42,8 +43,8 @@ def export(package: Package, form: str, out: str | Path, *, progress: Progress =
     ----------
     package : Package
     form : {"image", "modelopt", "compressed-tensors"}
-        The memory image, ``image.bin`` and ``index.json``; or a folder as Hugging Face lays it out, without tokenizer. The latter two hold
-        the NVFP4 part: no other tool knows offsets.
+        The memory image, ``image.bin`` and ``index.json``; or a folder as Hugging Face lays it out, with the ``tokenizer.json`` that the
+        package was made with, if there was one. The latter two hold the NVFP4 part: no other tool knows offsets.
     out : str or Path
         Must not exist.
     progress : callable
@@ -195,6 +196,8 @@ def _checkpoint(package: Package, layout: Layout, folder: Path, progress: Progre
     content = folder_config(config, tied="head" not in package.plain_shapes)
     section = layout.configuration(["lm_head"])
     _write_json(folder / "config.json", content | {"quantization_config": section})
+    if isinstance(package.tokenizer, HuggingFace):
+        (folder / "tokenizer.json").write_text(package.metadata["tokenizer"], encoding="utf-8")
     if layout.name == "modelopt":
         details = {"quant_algo": WEIGHTS_ONLY, "group_size": GROUP, "exclude_modules": section["ignore"]}
         details |= {"kv_cache_quant_algo": None}

@@ -16,7 +16,7 @@ from model.autofp6 import Refined
 from model.export import export, folder_config
 from model.package import Entry, Package, Plain, Writer
 from model.safetensors_file import SafetensorsWriter
-from model.tokenizer import HuggingFace
+from model.tokenizer import BytePairs, HuggingFace
 
 __all__ = ["CONFIG", "KINDS", "Arrays", "Sample", "samples"]
 
@@ -73,6 +73,8 @@ def _plain(rng: np.random.Generator) -> Arrays:
 
 def _read_package(path: Path) -> Arrays:
     package = Package(path)
+    if package.tokenizer is not None:
+        package.tokenizer.decode([0, 3])
     arrays = {name: autofp6.dequantize(package.read(name)) for name in package.names}
     return arrays | {name: package.plain(name) for name in package.plain_shapes}
 
@@ -172,9 +174,13 @@ def samples(folder: Path) -> dict[str, Sample]:
     """Write a sound file for every reader, the same each time, and return them by kind."""
     rng = np.random.default_rng(1)
     matrices, plain = _matrices(rng), _plain(rng)
-    entries = [Entry(name, (len(t.base.codes), t.base.length), int(t.mask.sum())) for name, t in matrices.items()]
+    entries: list[Entry | Plain] = [
+        Entry(name, (len(t.base.codes), t.base.length), int(t.mask.sum())) for name, t in matrices.items()
+    ]
     path = folder / "package.safetensors"
-    with Writer(path, [*entries, *(Plain(name, a.shape) for name, a in plain.items())], config=CONFIG) as writer:
+    pairs = BytePairs(["a", "b", "ab", "<e>"], ["a b"], [3])
+    entries += [Plain(name, array.shape) for name, array in plain.items()]
+    with Writer(path, entries, config=CONFIG, tokenizer=pairs) as writer:
         for name, tensor in matrices.items():
             writer.add(name, tensor)
         for name, array in plain.items():

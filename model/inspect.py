@@ -20,7 +20,7 @@ from model.vmac import SUBGROUP, SUBGROUPS
 __all__ = ["main", "picture", "report", "table"]
 
 _OWN = ("format", "version", "step", "bits", "slots")
-_LISTED = ("matrices", "checksums", "config")
+_LISTED = ("matrices", "checksums", "config", "tokenizer")
 _SCALES = 127
 """Scale bytes that are numbers: 0x00 to 0x7e."""
 
@@ -37,7 +37,8 @@ def report(package: Package, *, progress: Callable[[str], None] = lambda _: None
     Returns
     -------
     dict
-        ``package``, how it was written; ``made``, how it was made; ``config`` or None; ``matrices`` and ``plain`` by name; ``total``.
+        ``package``, how it was written; ``made``, how it was made; ``tokenizer``, whether there is one; ``config`` or None; ``matrices`` and
+        ``plain`` by name; ``total``.
         Histograms of scales have 127 counts, by byte.
 
     Raises
@@ -53,12 +54,14 @@ def report(package: Package, *, progress: Callable[[str], None] = lambda _: None
         progress(name)
         peak = float(np.abs(package.plain(name)).max(initial=0))
         plain[name] = {"shape": list(shape), "largest": peak, "sha256": package.checksums[name]}
+    package.tokenizer  # noqa: B018 - makes it, or says what is wrong
     weights = sum(math.prod(entry.shape) for entry in package.entries.values())
     scales = np.sum([row["scales"] for row in matrices.values()], axis=0, initial=0) + np.zeros(_SCALES, int)
     made = {key: value for key, value in package.metadata.items() if key not in (*_OWN, *_LISTED, "checksum")}
     return {
         "package": {key: package.metadata[key] for key in (*_OWN, "checksum")},
         "made": made,
+        "tokenizer": "tokenizer" in package.metadata,
         "config": None if package.config is None else vars(package.config),
         "matrices": matrices,
         "plain": plain,
@@ -112,6 +115,7 @@ def table(found: dict[str, Any]) -> str:
     lines = [
         f"{own['format']} {own['version']}: step {own['step']}, {own['bits']}-bit offsets, {own['slots']} slots",
         *(f"{key}: {value}" for key, value in found["made"].items()),
+        f"tokenizer: {'in the package' if found['tokenizer'] else 'none'}",
         f"{'matrix':12} {'N':>6} {'K':>6} {'refined':>8} {'bits':>6} {'T':>10} {'B':>10} {'zero':>6} checksum of codes",
     ]
     for name, row in found["matrices"].items():

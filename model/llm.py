@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from model.checkpoint import PROJECTIONS, LlamaConfig, Weights, checkpoint_path, read
+from model.package import is_package, read_model
 from model.sample_text import TEXT
 from model.tokenizer import Tokenizer
 
@@ -360,6 +361,6 @@ def layer_tensors(model: Llama, layer: int, name: str, tokens: ArrayLike | None 
 
 
 def load(path: str | Path | None = None) -> Llama:
-    """Return the model of a checkpoint; parameters and errors are those of :func:`model.checkpoint.read`."""
-    checkpoint = read(path)
+    """Return the model of a checkpoint, or of a package; parameters and errors are those of :func:`model.checkpoint.read`."""
+    checkpoint = read_model(path) if path is not None and is_package(Path(path)) else read(path)
     return Llama(checkpoint.config, checkpoint.weights, checkpoint.tokenizer)

@@ -13,19 +13,20 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from model.autofp6 import OFFSET_BITS, Refined, Step
+from model.autofp6 import OFFSET_BITS, Refined, Step, dequantize
 from model.block_scaled import GROUP, PAD, BlockScaled
-from model.checkpoint import LlamaConfig
+from model.checkpoint import Checkpoint, LlamaConfig
 from model.memory import pack_masks, pack_nibbles, pack_offsets, unpack_masks, unpack_nibbles, unpack_offsets
 from model.safetensors_file import SafetensorsFile, SafetensorsWriter
+from model.tokenizer import Tokenizer, of_text
 from model.vmac import SUBGROUP, SUBGROUPS, check_choice
 
-__all__ = ["VERSION", "Entry", "Package", "Plain", "Writer", "pack_rows", "reseal"]
+__all__ = ["VERSION", "Entry", "Package", "Plain", "Writer", "is_package", "pack_rows", "read_model", "reseal"]
 
 FORMAT, VERSION = "autofp-package", "1"
 """What the metadata of a package says; readers refuse other versions."""
 
-_OWN = ("format", "version", "step", "bits", "slots", "matrices", "checksums", "config", "checksum")
+_OWN = ("format", "version", "step", "bits", "slots", "matrices", "checksums", "config", "tokenizer", "checksum")
 _DIGEST = re.compile(rb'"checksum":"([0-9a-f]{64})"')
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*")
 _UNKNOWN = "0" * 64
@@ -123,6 +124,7 @@ class Writer:
         How the package was made, under names of the caller's choice.
     config : LlamaConfig, optional
         Architecture of the model; without it the package holds matrices only.
+    tokenizer : Tokenizer, optional
 
     Raises
     ------
@@ -144,6 +146,7 @@ class Writer:
         slots: int = 2,
         metadata: Mapping[str, str] | None = None,
         config: LlamaConfig | None = None,
+        tokenizer: Tokenizer | None = None,
     ) -> None:
         _check_parameters(step, bits, slots)
         taken = [name for name in metadata or {} if name in _OWN]
@@ -167,6 +170,7 @@ class Writer:
         self._checksums = dict.fromkeys(tensors, _UNKNOWN)
         own = {"format": FORMAT, "version": VERSION, "step": step, "bits": str(bits), "slots": str(slots)}
         own |= {"config": json.dumps(dataclasses.asdict(config))} if config is not None else {}
+        own |= {"tokenizer": tokenizer.text()} if tokenizer is not None else {}
         own |= {"matrices": json.dumps(matrices), "checksums": json.dumps(self._checksums), "checksum": _UNKNOWN}
         self._file = SafetensorsWriter(Path(path), tensors, dict(metadata or {}) | own)
 
@@ -339,6 +343,21 @@ class Package:
         return content
 
     @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer, if it is in the package.
+
+        Raises
+        ------
+        ValueError
+            What is there makes none.
+        """
+        text = self.metadata.get("tokenizer")
+        try:
+            return None if text is None else of_text(text)
+        except ValueError as error:
+            raise ValueError(f"path must be a sound package, not {self.path}: {error}") from None
+
+    @property
     def names(self) -> list[str]:
         """Names of the matrices."""
         return list(self.entries)
@@ -395,6 +414,33 @@ class Package:
         if hashlib.sha256(array.reshape(-1).view(np.uint8).data).hexdigest() != self.checksums[name]:
             raise ValueError(f"tensor {name} of {self.path} does not fit its checksum")
         return array
+
+
+def is_package(path: Path) -> bool:
+    """Return whether a file begins as a package does, and a GGUF file does not: with a length, and an object of JSON."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(9)[8:] == b"{"
+
+
+def read_model(path: str | Path) -> Checkpoint:
+    """Return the model in a package, refined weights turned into float32.
+
+    Raises
+    ------
+    ValueError
+        The package is damaged, or has matrices only, or no tokenizer.
+    """
+    package = Package(path)
+    if package.config is None or (tokenizer := package.tokenizer) is None:
+        lacks = "configuration" if package.config is None else "tokenizer"
+        raise ValueError(f"path must be a package of a whole model, not {package.path}, which has no {lacks}")
+    weights = {name: package.plain(name) for name in package.plain_shapes}
+    weights |= {name: dequantize(package.read(name)) for name in package.names}
+    if "embedding" in weights:
+        weights.setdefault("head", weights["embedding"])
+    return Checkpoint(package.config, weights, tokenizer)
 
 
 def _is_shape(shape: Any) -> bool:

@@ -8,7 +8,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from model.quantised_llm import Format, PackageStore, QuantisedLlama, Settings
 from model.quantize_report import GRID, NMSE, OURS, PLAIN, Row
 from model.vmac import SUBGROUP
 
-__all__ = ["Texts", "main", "perplexities", "quantise", "storage_bits"]
+__all__ = ["Streams", "Texts", "main", "perplexities", "quantise", "read_texts", "storage_bits"]
 
 Float = NDArray[np.float32]
 Progress = Callable[[str], None]
@@ -65,12 +65,30 @@ class _FoundError(Exception):
 
 
 @dataclass
-class _Streams:
-    """The residual stream of both texts, layer after layer, through the weights quantised so far."""
+class Streams:
+    """The residual stream of both texts, layer after layer, through the weights that the model has at the time.
+
+    Attributes
+    ----------
+    model : Llama
+    windows, evaluated : list of ndarray of float32, shape (tokens, width)
+        Of the calibration text, in windows of 512 tokens, and of the evaluation text.
+    """
 
     model: Llama
     windows: list[Float] = field(default_factory=list)
     evaluated: list[Float] = field(default_factory=list)
+
+    def begin(self, table: Float, texts: Texts) -> None:
+        """Go behind the embedding, whose rows are ``table``."""
+        self.windows = _windows(table, texts.calibration, WINDOW)
+        self.evaluated = _windows(table, texts.evaluation, max(len(texts.evaluation), 1))
+
+    def hold(self, layer: int, weights: Mapping[str, Float]) -> dict[str, Float]:
+        """Read the weights of a layer; the model takes them from the result, where they may be replaced."""
+        held = {f"{layer}.{name}": weights[f"{layer}.{name}"] for name in (*PROJECTIONS, "attention_norm", "ffn_norm")}
+        self.model.weights = held
+        return held
 
     def inputs(self, layer: int, name: str, windows: Sequence[Float]) -> Iterator[Float]:
         """Yield the inputs of a projection, window by window."""
@@ -160,23 +178,18 @@ def quantise(
     model = Llama(config, weights, source.tokenizer)
     rows: list[Row] = []
     written = {"step": options.step, "bits": options.bits, "slots": options.slots, "metadata": metadata}
-    with Writer(out, entries, config=config, **written) as writer:  # type: ignore[arg-type]
-        streams = _Streams(model)
+    with Writer(out, entries, config=config, tokenizer=source.tokenizer, **written) as writer:  # type: ignore[arg-type]
+        streams = Streams(model)
         for name in plain:
             array = weights[name]
             if name == "embedding" and texts is not None:
-                streams.windows = _windows(array, texts.calibration, WINDOW)
-                streams.evaluated = _windows(array, texts.evaluation, max(len(texts.evaluation), 1))
+                streams.begin(array, texts)
             writer.add_plain(name, array)
             del array
         for layer in range(config.layers):
             held: dict[str, Float] = {}
             if texts is not None:
-                held = {
-                    f"{layer}.{name}": weights[f"{layer}.{name}"]
-                    for name in (*PROJECTIONS, "attention_norm", "ffn_norm")
-                }
-                model.weights = held
+                held = streams.hold(layer, weights)
             for name in PROJECTIONS:
                 key = f"{layer}.{name}"
                 progress(f"{key}, matrix {len(rows) + 1} of {4 * config.layers}")
@@ -190,7 +203,7 @@ def quantise(
     return rows
 
 
-def _matrix(key: str, w: Float, options: Options, streams: _Streams, compare: bool) -> tuple[Row, autofp6.Refined]:
+def _matrix(key: str, w: Float, options: Options, streams: Streams, compare: bool) -> tuple[Row, autofp6.Refined]:
     layer, _, name = key.partition(".")
     started = time.monotonic()
     needed = options.rule != "nmse"
@@ -277,7 +290,14 @@ def _text(path: Path | None, default: str, option: str) -> str:
         raise ValueError(f"{option} must be a file that can be read, not {path}: {error.strerror}") from None
 
 
-def _tokens(source: Checkpoint, options: argparse.Namespace) -> Texts:
+def read_texts(source: Checkpoint, options: argparse.Namespace) -> Texts:
+    """Return the texts that ``--text``, ``--evaluation`` and ``--tokens`` say, or the default ones.
+
+    Raises
+    ------
+    ValueError
+        A text cannot be read or encoded, is too short, or is a part of the other.
+    """
     calibration = _text(options.text, calibration_text.TEXT, "--text")
     evaluation = _text(options.evaluation, calibration_text.EVALUATION, "--evaluation")
     encoded = [np.asarray(source.tokenizer.encode(text), np.int64) for text in (calibration, evaluation)]
@@ -287,8 +307,8 @@ def _tokens(source: Checkpoint, options: argparse.Namespace) -> Texts:
             raise ValueError(f"{option} must have at least 2 tokens, not {len(tokens)}")
         if tokens.max() >= vocabulary:
             raise ValueError(f"the tokenizer must have ids below {vocabulary}, as the embedding, not {tokens.max()}")
-    if options.perplexity and most < 2:
-        raise ValueError(f"--perplexity must have a model with a context of at least 2 tokens, not {most}")
+    if most < 2:
+        raise ValueError(f"the evaluation text must have a model with a context of at least 2 tokens, not {most}")
     shorter, longer = sorted((calibration.strip(), evaluation.strip()), key=len)
     if shorter in longer:
         raise ValueError("--text and --evaluation must be different texts, not one a part of the other")
@@ -333,7 +353,7 @@ def _run(options: argparse.Namespace, out: Path, progress: Progress) -> tuple[li
     chosen = Options(options.density, options.rule, options.damping, options.slots, options.step, options.bits)
     source = checkpoint.open(options.checkpoint)
     compare = options.compare or options.rule != "nmse"
-    texts = _tokens(source, options) if compare or options.perplexity else None
+    texts = read_texts(source, options) if compare or options.perplexity else None
     names = {
         "checkpoint": "SmolLM2-135M-Instruct" if options.checkpoint is None else options.checkpoint.name,
         "calibration_text": calibration_text.NAME if options.text is None else options.text.name,

@@ -2,16 +2,17 @@
 
 import contextlib
 import itertools
+import json
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["BytePairs", "HuggingFace", "Tokenizer"]
+__all__ = ["BytePairs", "HuggingFace", "Tokenizer", "of_text"]
 
 
 class Tokenizer(Protocol):
@@ -22,6 +23,39 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: ArrayLike) -> str:
         """Return the text of token ids."""
+
+    def text(self) -> str:
+        """Return JSON of which :func:`of_text` makes the tokenizer again."""
+
+
+def of_text(text: str) -> "BytePairs | HuggingFace":
+    """Make a tokenizer of the JSON that its :meth:`Tokenizer.text` gave, or of the contents of a ``tokenizer.json``.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        It needs the package ``tokenizers``, which is missing.
+    ValueError
+        The text makes no tokenizer.
+    """
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"tokenizer must be JSON: {error}") from None
+    if not isinstance(content, dict) or content.get("type") != _BYTE_PAIRS:
+        return HuggingFace(text=text)
+    found: dict[str, list[Any]] = {}
+    for name, kind in (("tokens", str), ("merges", str), ("special", int)):
+        items = content.get(name)
+        if not isinstance(items, list) or not all(type(item) is kind for item in items):
+            raise ValueError(f"{name} of the tokenizer must be a list of {kind.__name__}")
+        found[name] = items
+    if not all(0 <= number < len(found["tokens"]) for number in found["special"]):
+        raise ValueError(f"special of the tokenizer must be ids below {len(found['tokens'])}")
+    return BytePairs(**found)
+
+
+_BYTE_PAIRS = "byte-pairs"
 
 
 class BytePairs:
@@ -43,7 +77,7 @@ class BytePairs:
     )
 
     def __init__(self, tokens: Sequence[str], merges: Sequence[str], special: Iterable[int] = ()) -> None:
-        self._tokens = list(tokens)
+        self._tokens, self._merges = list(tokens), list(merges)
         self._special = {self._tokens[i]: i for i in special}
         self._ids = {token: i for i, token in enumerate(self._tokens)}
         self._ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}
@@ -79,6 +113,11 @@ class BytePairs:
             token = self._tokens[int(i)]
             out += token.encode() if token in self._special else bytes(self._bytes[c] for c in token)
         return out.decode(errors="replace")
+
+    def text(self) -> str:
+        """Return JSON of which :func:`of_text` makes the tokenizer again."""
+        special = list(self._special.values())
+        return json.dumps({"type": _BYTE_PAIRS, "tokens": self._tokens, "merges": self._merges, "special": special})
 
     def _word(self, word: str) -> list[int]:
         if word not in self._known:
@@ -118,8 +157,10 @@ class HuggingFace:
 
     Parameters
     ----------
-    path : Path
+    path : Path, optional
         A ``tokenizer.json``.
+    text : str, optional
+        Its contents, in place of a path.
 
     Raises
     ------
@@ -129,13 +170,14 @@ class HuggingFace:
         The file is no such tokenizer.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None = None, *, text: str = "") -> None:
         try:
             import tokenizers
         except ModuleNotFoundError:
             raise ModuleNotFoundError("reading tokenizer.json needs a package: pip install tokenizers") from None
-        with _errors(f"path must be a tokenizer.json, not {path}"):
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        with _errors(f"path must be a tokenizer.json, not {path or 'a text'}"):
+            read = tokenizers.Tokenizer.from_file if path else tokenizers.Tokenizer.from_str
+            self._tokenizer = read(str(path or text))
         # What the tokenizer was last used for may have left a longest text behind.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -155,6 +197,10 @@ class HuggingFace:
         """Return the text of token ids; bytes that are no UTF-8 become U+FFFD."""
         with _errors("ids must be some that tokenizer.json can decode"):
             return self._tokenizer.decode([int(i) for i in np.asarray(ids).ravel()], skip_special_tokens=False)
+
+    def text(self) -> str:
+        """Return the contents of a ``tokenizer.json`` that gives the same."""
+        return self._tokenizer.to_str()
 
 
 @contextlib.contextmanager

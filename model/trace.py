@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from model import llm
 from model.command import command, write_files
 from model.figures import Figure
-from model.package import Package
+from model.package import Package, is_package
 from model.policy import PHASES, FixedPolicy, Phase, Policy, PolicyConfig, generation_entropy, layer_activity
 from model.policy_replay import PolicyRow, TraceSample, picture
 from model.quantised_llm import LEVELS, Format, PackageStore, QuantisedLlama, Settings
@@ -483,6 +483,8 @@ def _run(options: argparse.Namespace, progress: Told) -> tuple[Report, dict[str,
             text = options.text.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise ValueError(f"--text must be UTF-8, not {options.text}: {error}") from None
+    if options.weights is None and options.model is not None and is_package(options.model):
+        options.weights = options.model
     model = llm.load(options.model)
     tokens = model.tokenizer.encode(text)
     needed = options.prefill + options.decode + 1

@@ -173,6 +173,13 @@ def test_a_large_file_moves_to_its_place_with_the_others(tmp_path):
     assert (place.read_text(), note.read_text(), part.exists()) == ("large", "small", False)
 
 
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="needs /dev/stdout")
+def test_a_pipe_is_written_as_it_is():
+    text = "from pathlib import Path\nfrom model.command import write_json\nwrite_json(Path('/dev/stdout'), 1)"
+    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "1\n", "")
+
+
 def test_links_and_devices_stay(tmp_path):
     link, target = tmp_path / "link", tmp_path / "target"
     link.symlink_to(target)

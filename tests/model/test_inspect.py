@@ -37,7 +37,7 @@ def test_the_report_counts_what_is_there(tmp_path, model, capsys):
     header = 8 + int.from_bytes(path.read_bytes()[:8], "little")
     assert found["total"]["bytes"] + found["total"]["plain_bytes"] == path.stat().st_size - header
     text = capsys.readouterr().out
-    assert text.count("\n") == 4 + len(matrices) + len(plain)
+    assert text.count("\n") == 5 + len(matrices) + len(plain)
     assert text.endswith(" bytes of float32: all sound\n")
     drawn = (tmp_path / "r.svg").read_text()
     assert drawn == picture(report(Package(path)))

@@ -1,5 +1,6 @@
 """From a checkpoint to a package: the streaming run against the whole model, budgets, memory, the real model, and the command."""
 
+import dataclasses
 import json
 import tracemalloc
 
@@ -14,6 +15,7 @@ from model.package import Package
 from model.quantised_llm import Format, PackageStore, QuantisedLlama, Settings
 from model.quantize import Texts, main, perplexities, quantise
 from model.quantize_report import picture, total
+from model.tokenizer import BytePairs
 from tests.packages import CONFIG, write_model
 
 
@@ -208,6 +210,20 @@ def test_perplexities_run_the_weights_of_the_package(seed, tmp_path):
     assert QuantisedLlama(model, store=store).settings == store.settings
 
 
+def test_a_package_runs_alone(seed, tmp_path):
+    source = tiny(np.random.default_rng(seed))
+    quantise(dataclasses.replace(source, tokenizer=Letters()), tmp_path / "p", Options(rule="nmse"))
+    package, model = Package(tmp_path / "p"), llm.load(tmp_path / "p")
+    assert (model.config, model.tokenizer.decode([0, 1])) == (CONFIG, "ab")
+    for name in package.names:
+        assert (model.weights[name] == autofp6.dequantize(package.read(name))).all()
+    assert (model.weights["head"] == source.weights["head"]).all()
+    assert np.isfinite(llm.perplexity(model, np.arange(9)))
+    quantise(source, tmp_path / "q", Options(rule="nmse"))
+    with pytest.raises(ValueError, match=r"^path must be a package of a whole model, not .*, which has no tokenizer$"):
+        llm.load(tmp_path / "q")
+
+
 def test_package_of_another_model_is_refused(seed, tmp_path):
     path, _, arrays = write_model(tmp_path / "p", np.random.default_rng(seed))
     other = checkpoint.LlamaConfig(3, 48, 80, 4, 2, 16, 30, 16, 10000.0, 2.0**-17)
@@ -222,9 +238,12 @@ def test_package_of_another_model_is_refused(seed, tmp_path):
 # ---- Command ----
 
 
-class Letters:
+class Letters(BytePairs):
+    def __init__(self):
+        super().__init__([chr(ord("a") + i) for i in range(30)], ["a b"])
+
     def encode(self, text):
-        return [ord(letter) % 30 for letter in text]
+        return np.array([ord(letter) % 30 for letter in text])
 
 
 def use_tiny(seed, monkeypatch, tokenizer):
@@ -243,6 +262,7 @@ def test_command_writes_package_report_and_picture(seed, tmp_path, monkeypatch, 
     assert report["total"]["output_ratio"]["NVFP4"] == 1
     assert set(report["perplexity"]) == {"reference", "NVFP4", "AutoFP6 (nmse)", "AutoFP6", "FP6g"}
     assert Package(tmp_path / "p").metadata["calibration_text"] == calibration_text.NAME
+    assert Package(tmp_path / "p").tokenizer.text() == Letters().text()
     assert (tmp_path / "s").read_text().startswith("<?xml")
     out = capsys.readouterr().out
     assert "8 matrices" in out
@@ -267,7 +287,7 @@ def test_package_report_and_picture_appear_together(seed, tmp_path, monkeypatch,
 def test_tokens_that_the_embedding_lacks_are_refused(seed, tmp_path, monkeypatch, capsys):
     class Large(Letters):
         def encode(self, text):
-            return [30, *super().encode(text)]
+            return np.array([30, *super().encode(text)])
 
     use_tiny(seed, monkeypatch, Large())
     assert main(["-o", str(tmp_path / "p"), "--tokens", "20"]) == 2

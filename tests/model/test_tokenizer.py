@@ -8,7 +8,7 @@ import tokenizers
 
 from model import llm
 from model.sample_text import LONG_TEXT, TEXT
-from model.tokenizer import BytePairs, HuggingFace
+from model.tokenizer import BytePairs, HuggingFace, of_text
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +106,35 @@ def test_truncation_and_faults_of_a_tokenizer_json(tmp_path):
     assert tokenizer.encode("a b b a b").tolist() == [0, 1, 1, 0, 1]
     with pytest.raises(ValueError, match=r"^text must be one that tokenizer.json can encode: WordLevel error"):
         tokenizer.encode("a d")
+
+
+def test_a_tokenizer_is_made_again_of_its_text(smollm2, tmp_path):
+    again = of_text(smollm2.tokenizer.text())
+    assert (again.encode(TEXT) == smollm2.tokenizer.encode(TEXT)).all()
+    assert again.encode("<|im_end|>").tolist() == smollm2.tokenizer.encode("<|im_end|>").tolist()
+    model = {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "b"}
+    (tmp_path / "t").write_text(json.dumps({"version": "1.0", "model": model}))
+    text = HuggingFace(tmp_path / "t").text()
+    assert of_text(text).text() == text
+    assert of_text(text).encode("c").tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[" * 100_000, "tokenizer must be JSON: maximum recursion depth"),
+        ("[]", "path must be a tokenizer.json, not a text: "),
+        ('{"type": "byte-pairs", "tokens": [1]}', "tokens of the tokenizer must be a list of str"),
+        ('{"type": "byte-pairs", "tokens": [], "merges": []}', "special of the tokenizer must be a list of int"),
+        (
+            '{"type": "byte-pairs", "tokens": ["a"], "merges": [], "special": [1]}',
+            "special of the tokenizer must be ids",
+        ),
+    ],
+)
+def test_texts_that_make_no_tokenizer_are_refused(content, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        of_text(content)
 
 
 def test_a_fault_inside_of_the_package_is_one_line():
