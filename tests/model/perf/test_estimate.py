@@ -64,11 +64,11 @@ def test_rtl_counts_the_same_ratio_for_a_longer_k():
 
 def test_energy_of_a_mac_is_what_was_measured():
     product = gemm(1024, 4096, 4096)
-    for bits, measured in ((2, 34.64), (4, 70.14), (6, 80.40)):
+    for bits, measured in ((2, 32.18), (4, 65.79), (6, 75.66)):
         spent = cost(FAST, AUTOEMATIC, bits, product)
         assert 1e15 * float(spent.energy[0, 0] / spent.macs[0]) == pytest.approx(measured, rel=0.001)
     spent = cost(FAST, DATAPATHS["autofp2"], 2, product)
-    assert 1e15 * float(spent.energy[0, 0] / spent.macs[0]) == pytest.approx(30.33, rel=0.001)
+    assert 1e15 * float(spent.energy[0, 0] / spent.macs[0]) == pytest.approx(27.94, rel=0.001)
 
 
 HARDWARE = st.builds(
