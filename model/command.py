@@ -241,26 +241,33 @@ def write_files(files: Mapping[Path, str | bytes | Path]) -> None:
             if isinstance(content, Path):
                 waiting.append((str(content), path))
                 continue
-            data = content.encode() if isinstance(content, str) else content
-            # A device or a pipe has no other name, and a link stays one.
-            if path.exists() and not path.is_file():
-                path.write_bytes(data)
-                continue
-            target = path.resolve()
-            handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
-            waiting.append((name, target))
-            with open(handle, "wb") as file:
-                file.write(data)
-            # As a file that open() makes, not readable by the user alone.
-            mask = os.umask(0)
-            os.umask(mask)
-            os.chmod(name, 0o666 & ~mask)
+            try:
+                _write_beside(path, content.encode() if isinstance(content, str) else content, waiting)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(path)) from None
         while waiting:
             os.replace(*waiting[-1])
             waiting.pop()
     finally:
         for name, _ in waiting:
             os.unlink(name)
+
+
+def _write_beside(path: Path, data: bytes, waiting: list[tuple[str, Path]]) -> None:
+    """Write a file under another name, which joins those that wait for theirs."""
+    # A device or a pipe has no other name, and a link stays one.
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    target = path.resolve()
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+    waiting.append((name, target))
+    with open(handle, "wb") as file:
+        file.write(data)
+    # As a file that open() makes, not readable by the user alone.
+    mask = os.umask(0)
+    os.umask(mask)
+    os.chmod(name, 0o666 & ~mask)
 
 
 def write_json(path: Path | None, data: Any, indent: int = 2) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from model.command import CommandError, write_files
+from model.command import CommandError, check_outputs, write_files
 
-__all__ = ["COLOURS", "PictureError", "bars", "blank", "stacks", "write_picture"]
+__all__ = ["COLOURS", "PictureError", "bars", "blank", "check_picture", "stacks", "write_picture"]
 
 COLOURS = (
     "#4477aa",
@@ -40,6 +40,23 @@ def blank(width: float, height: float) -> Any:
     except ModuleNotFoundError:
         raise PictureError("pictures need the package matplotlib: pip install matplotlib") from None
     return Figure(figsize=(width, height), layout="constrained")
+
+
+def check_picture(path: Path | None) -> None:
+    """Say before the work whether a picture can be written.
+
+    Raises
+    ------
+    PictureError
+        The name ends neither in ``.svg`` nor in ``.png``, or matplotlib is missing.
+    OSError
+        The file cannot be written.
+    """
+    if path is not None:
+        if path.suffix not in (".svg", ".png"):
+            raise PictureError(f"picture must end in .svg or .png, not {path.name}")
+        blank(1, 1)
+        check_outputs(path)
 
 
 def write_picture(path: Path, figure: Any) -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from model.accelerator import (
     Format,
     Mode,
 )
+from model.command import write_json
 from model.llm import PROJECTIONS, layer_tensors, load
 from model.tiling import REFINED, plan, plans
 from sim.axi_memory import Timing
@@ -485,7 +485,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{len(rows)} products, {compared} outputs, all equal to the model's")
     if options.json is not None:
         table = {"seed": options.seed, "stalls": stalls, "latency": latency, **sizes}
-        options.json.write_text(json.dumps({**table, "rows": [dataclasses.asdict(row) for row in rows]}, indent=1))
+        write_json(options.json, {**table, "products": [dataclasses.asdict(row) for row in rows]}, 1)
     return 0 if compared else 1
 
 

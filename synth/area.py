@@ -112,9 +112,15 @@ def design_of(options: argparse.Namespace) -> tuple[str, str]:
         return generate(options.design, **parameters).verilog, options.top or options.design
     if options.set:
         raise ValueError(f"--set must follow the name of a block, not {options.design}")
+    path = Path(options.design)
+    if not path.exists():
+        raise ValueError(f"design must be one of {', '.join(BLOCKS)}, or a Verilog file, not {options.design}")
     if not options.top:
         raise ValueError(f"--top must name the top module of {options.design}")
-    return Path(options.design).read_text(encoding="utf-8"), options.top
+    try:
+        return path.read_text(encoding="utf-8"), options.top
+    except UnicodeDecodeError:
+        raise ValueError(f"Verilog must be UTF-8, and {path} is not") from None
 
 
 def add_library(parser: argparse.ArgumentParser) -> None:

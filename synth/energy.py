@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from model.command import Progress, check_outputs, command, positive, write_json
-from model.pictures import stacks, write_picture
+from model.pictures import check_picture, stacks, write_picture
 from sim.design import config_of, generated
 from sim.harness import BulkHarness
 from sim.runner import SimulationError
@@ -24,7 +24,7 @@ from synth.libraries import LibertyFiles, find, prepare
 from synth.netlist import PROBE_BITS, FlatNetlist, mapped
 from synth.power import KINDS, Energy, Units, Waveforms, energy
 from synth.saif import find_opensta, hand_off, opensta_power
-from synth.workload import TENSORS, Stream, quiet, random_tensors, real_tensors, stream
+from synth.workload import TENSORS, Stream, check_sizes, quiet, random_tensors, real_tensors, stream
 from synth.yosys import RECIPES, work_folder
 
 __all__ = ["BLOCKS", "Result", "Settings", "main", "measured", "parts_of", "simulated", "table"]
@@ -217,6 +217,8 @@ def measured(
     library = library_group(text)
     Units.of(library)
     size = (settings.rows, settings.tokens, settings.depth)
+    for block in blocks:
+        check_sizes(*size, config_of(block).lanes, AUTOFP2 in BLOCKS[block])
     operands = {name: real_tensors(*size) if name == "real" else random_tensors(*size) for name in tensors}
     results = []
     for block in blocks:
@@ -357,7 +359,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name in ("slew", "wire"):
         if not 0 <= (getattr(options, name) or 0) < math.inf:
             raise ValueError(f"--{name} must be at least 0 and finite, not {getattr(options, name):g}")
-    check_outputs(options.json, options.picture)
+    check_outputs(options.json, options.hand_off and options.hand_off / "mapped.v")
+    check_picture(options.picture)
     settings = Settings(
         find(options.liberty),
         options.recipe,

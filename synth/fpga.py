@@ -263,6 +263,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("-o", "--output", type=Path, metavar="DIR", help="output folder (default: build/fpga/ and the board's name)")
     options = parser.parse_args(arguments)
     try:
+        if options.seed < 0:
+            raise ValueError(f"--seed must not be negative, not {options.seed}")
         platform = platform_of(options.board)
         settings = settings_of(options.set, [BLOCKS["uart_pe"]])
         if "divisor" in settings:

@@ -267,13 +267,21 @@ def _groups(text: str) -> Iterator[tuple[list[str], str, str, str, int]]:
             yield path, names[-1], token["key"], token["value"].strip('"'), token.start("value")
 
 
+def _number(text: str) -> float:
+    """Return a number, or NaN for any other text."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def load(text: str) -> Library:
     """Read the cells of a Liberty text.
 
     Raises
     ------
     LibertyError
-        The text has no cells, or a cell has no area or one that is no number.
+        The text has no cells, or a cell has no area or one that is no number of at least 0.
     """
     cells: dict[str, Cell] = {}
     attributes: dict[str, str] = {}
@@ -288,12 +296,11 @@ def load(text: str) -> Library:
             elif key == "}":
                 if "area" not in attributes:
                     raise LibertyError(f"every cell of a Liberty file must have an area; {name} has none")
-                try:
-                    area = float(attributes["area"])
-                except ValueError:
+                area = _number(attributes["area"])
+                if not 0 <= area < math.inf:
                     raise LibertyError(
-                        f"every area of a Liberty file must be a number; that of {name} is {attributes['area']}"
-                    ) from None
+                        f"every area of a Liberty file must be a number of at least 0; that of {name} is {attributes['area']}"
+                    )
                 cells[name] = Cell(
                     name,
                     area,
@@ -339,11 +346,17 @@ def memory_macros(path: Path) -> list[tuple[int, int, float]]:
     """
     macros: list[tuple[int, int, float]] = []
     values: dict[str, str] = {}
-    for groups, _, key, value, _ in _groups(plain_text(path)):
+    for groups, name, key, value, _ in _groups(plain_text(path)):
         if groups == ["library", "cell"] and key == "{":
             values = {}
         elif groups == ["library", "cell"] and key == "}" and {"area", "address_width", "word_width"} <= values.keys():
-            macros.append((int(values["word_width"]), 1 << int(values["address_width"]), float(values["area"])))
+            width, bits, area = (_number(values[each]) for each in ("word_width", "address_width", "area"))
+            if not (width % 1 == bits % 1 == 0 and 0 < width < math.inf and 0 <= bits <= 64 and 0 <= area < math.inf):
+                raise LibertyError(
+                    f"word_width, address_width and area of a memory must be sizes; those of {name} in {path.name} are "
+                    f"{values['word_width']}, {values['address_width']} and {values['area']}"
+                )
+            macros.append((int(width), 1 << int(bits), area))
         elif groups[:2] == ["library", "cell"] and (len(groups) == 2 or groups[2] == "memory"):
             values[key] = value
     if not macros:

@@ -84,6 +84,8 @@ def find(names: Sequence[str], environment: Mapping[str, str] = os.environ) -> L
     for path in paths:
         if not path.exists():
             known = ", ".join(["ge", *PRESETS])
+            if str(path) in ("ge", *PRESETS):
+                raise LibertyError(f"{path} must be the only library here, not one of {', '.join(names)}")
             raise LibertyError(f"Liberty must be a file or one of {known}; {path} is neither")
     return LibertyFiles(" + ".join(path.name for path in paths), tuple(paths))
 
@@ -97,7 +99,9 @@ def _preset(name: str, environment: Mapping[str, str]) -> LibertyFiles:
         found = {path.name.removesuffix(".gz"): path for path in sorted(Path(root).glob(pattern.lstrip("/")))}
         if root and found:
             return LibertyFiles(name, tuple(found.values()), PRESETS[name].dont_use)
-    raise LibertyError(f"{name} must be installed; it is in none of: {', '.join(tried)}")
+    unset = sorted({variable for variable, _ in PRESETS[name].places if variable and not environment.get(variable)})
+    hint = f"; not set: {', '.join(unset)}" if unset else ""
+    raise LibertyError(f"{name} must be installed; it is in none of: {', '.join(tried)}{hint}")
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,10 @@ def _prepared(text: str, name: str, dont_use: tuple[str, ...]) -> Prepared:
     cells = text
     for kind in ("timing", "internal_power", "leakage_power"):
         cells = without(cells, kind)
-    library = load(cells)
+    try:
+        library = load(cells)
+    except LibertyError as error:
+        raise LibertyError(f"{name}: {error}") from None
     library.check(name)
     return Prepared(library, text, cells, mapping_text(cells, library))
 

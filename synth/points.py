@@ -119,9 +119,11 @@ class _Store:
         for line in self._path.read_bytes().splitlines():
             try:
                 entry = json.loads(line)
-                yield entry["key"], entry["row"]
+                key, row = entry["key"], entry["row"]
             except (ValueError, KeyError, TypeError):
                 continue
+            if isinstance(key, str) and isinstance(row, dict):
+                yield key, row
 
     def get(self, point: Point) -> Row | None:
         return self._rows.get(self._key(point))

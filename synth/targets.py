@@ -136,6 +136,8 @@ def libraries(given: Sequence[str]) -> dict[str, LibertyFiles | None]:
     flows: dict[str, LibertyFiles | None] = {}
     for each in given:
         name, _, files = each.partition("=")
+        if name in flows:
+            raise LibertyError(f"--library must name each flow once, not {name!r} twice")
         flows[name] = None if each == TRANSISTORS else find(files.split(",") if files else [name])
     if not given:
         flows["ge"] = find([])

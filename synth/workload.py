@@ -13,7 +13,7 @@ from sim.real_input import refinements
 from sim.scoreboard import reference
 from sim.stimuli import AUTOFP2, AUTOFP6, MODES, Stimulus, VectorShape
 
-__all__ = ["TENSORS", "Stream", "quiet", "random_tensors", "real_tensors", "stream"]
+__all__ = ["TENSORS", "Stream", "check_sizes", "quiet", "random_tensors", "real_tensors", "stream"]
 
 TENSORS = ("real", "random")
 RESET_ROWS = 3
@@ -46,12 +46,38 @@ class Stream:
 
 
 def real_tensors(rows: int, tokens: int, depth: int) -> tuple[Float, Float]:
-    """Return rows of SmolLM2-135M's weights [rows, depth] and inputs of the same projection [tokens, depth], spread over both."""
+    """Return rows of SmolLM2-135M's weights [rows, depth] and inputs of the same projection [tokens, depth], spread over both.
+
+    Raises
+    ------
+    ValueError
+        The projection, or the text that was run, does not have so many.
+    """
     w, x = layer_tensors(load(), LAYER, PROJECTION)
-    depth = min(depth, w.shape[1])
+    for name, size, most in (("rows", rows, len(w)), ("tokens", tokens, len(x)), ("depth", depth, w.shape[1])):
+        if size > most:
+            raise ValueError(f"--{name} must be at most {most} for real tensors, not {size}")
     chosen = (np.linspace(0, len(array) - 1, count).astype(int) for array, count in ((w, rows), (x, tokens)))
     of_w, of_x = chosen
     return w[of_w, :depth], x[of_x, :depth]
+
+
+def check_sizes(rows: int, tokens: int, depth: int, lanes: int, autofp2: bool) -> None:
+    """Check that tensors [rows, depth] and [tokens, depth] are whole tiles.
+
+    Raises
+    ------
+    ValueError
+        A size is no multiple of 8 rows (in AutoFP2 mode pairs of rows), 16 tokens, or the lanes.
+    """
+    units = {
+        "rows": (rows, TILE_ROWS * (2 if autofp2 else 1)),
+        "tokens": (tokens, TILE_TOKENS),
+        "depth": (depth, lanes),
+    }
+    for name, (size, unit) in units.items():
+        if size < 1 or size % unit:
+            raise ValueError(f"--{name} must be a positive multiple of {unit}, not {size}")
 
 
 def random_tensors(rows: int, tokens: int, depth: int, seed: int = 1) -> tuple[Float, Float]:
@@ -89,9 +115,7 @@ def stream(
     """
     shape = VectorShape.of(block, config)
     lanes, blocks, split = shape.lanes, shape.blocks, 2 if mode == AUTOFP2 else 1
-    for name, size, unit in (("N", len(w), TILE_ROWS * split), ("M", len(x), TILE_TOKENS), ("K", w.shape[1], lanes)):
-        if size < 1 or size % unit:
-            raise ValueError(f"{name} must be a positive multiple of {unit}, not {size}")
+    check_sizes(len(w), len(x), w.shape[1], lanes, mode == AUTOFP2)
     rows, tokens, steps = len(w) // split, len(x), w.shape[1] // lanes
     weights = block_scaled.quantize(w)
     shared = 2 if mode == AUTOFP2 and not shape.grouped else 1

@@ -158,6 +158,8 @@ def test_files_are_written_together_or_not_at_all(tmp_path):
         write_files({first: "changed", tmp_path: ""})
     with pytest.raises(UnicodeEncodeError):
         write_files({first: "changed", second: "\ud800"})
+    with pytest.raises(OSError, match=r"^\[Errno 28\] No space left on device: '/dev/full'$"):
+        write_files({first: "changed", Path("/dev/full"): "x"})
     assert (first.read_text(), second.read_bytes()) == ("ä\n", b"\0")
     assert sorted(tmp_path.rglob("*.*")) == [second, first]
 

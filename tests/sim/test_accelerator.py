@@ -706,7 +706,10 @@ def test_the_command_runs_a_layer(command, accelerator, capsys, tmp_path, monkey
     assert command(["--projections", "o", "--layer", "1", "--tokens", "3", "--out", "fp32", "--json", str(file)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1] == f"3 products, {3 * 3 * 576} outputs, all equal to the model's"
-    rows = json.loads(file.read_text())["rows"]
+    data = json.loads(file.read_text())
+    # Rows of the array and rows of the table have names of their own.
+    assert data["rows"] == 4
+    rows = data["products"]
     assert [(row["mode"], row["m"], row["n"], row["k"]) for row in rows] == [
         (mode, 3, 576, 576) for mode in ("AutoFP2", "NVFP4", "AutoFP6")
     ]

@@ -144,12 +144,16 @@ def test_commands_say_what_a_library_lacks(kind, design, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "a Liberty file must have cells, this one has none"),
+        (b"", "bad.lib: a Liberty file must have cells, this one has none"),
         (b"\x1f\x8b\x08\x00broken", "Liberty file must be readable, "),
-        (b"library (x) { cell (A) { } }", "every cell of a Liberty file must have an area; A has none"),
+        (b"library (x) { cell (A) { } }", "bad.lib: every cell of a Liberty file must have an area; A has none"),
+        (
+            b"library (x) { cell (A) { area : -1; } }",
+            "bad.lib: every area of a Liberty file must be a number of at least 0; that of A is -1",
+        ),
         (
             b"library (x) { cell (A) { area : big; } }",
-            "every area of a Liberty file must be a number; that of A is big",
+            "bad.lib: every area of a Liberty file must be a number of at least 0; that of A is big",
         ),
     ],
 )
@@ -169,7 +173,7 @@ def test_a_missing_file_is_one_line(design, tmp_path):
 def test_text_that_is_not_utf_8_is_one_line(tmp_path):
     path = tmp_path / "latin.v"
     path.write_bytes("// für\n".encode("latin-1") + DESIGN.encode())
-    assert "utf-8" in one_line(run("synth.area", str(path), "--top", "top"))
+    assert one_line(run("synth.area", str(path), "--top", "top")) == f"Verilog must be UTF-8, and {path} is not"
 
 
 def test_a_design_that_cannot_be_measured_is_one_line(design, tmp_path):
@@ -252,7 +256,8 @@ def test_a_block_is_measured_by_its_name(monkeypatch, capsys):
     [
         (["weight_encoder", "--set", "lane=16"], "parameter of weight_encoder must be one of lanes, "),
         (["weight_encoder", "--bit-area", "-1"], "--bit-area must be at least 0 and finite, not -1"),
-        (["a.v"], "--top must name the top module of a.v"),
+        ([str(GE)], f"--top must name the top module of {GE}"),
+        (["a.v"], "design must be one of vmac, "),
         (["a.v", "--set", "lanes=16"], "--set must follow the name of a block, not a.v"),
         (["a.v", "--top", "a", "--liberty", "ihp"], "Liberty must be a file or one of ge, ihp-sg13g2, "),
     ],

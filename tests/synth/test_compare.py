@@ -229,6 +229,15 @@ def test_the_committed_baseline_holds(tmp_path, capsys):
     assert len(output.out.splitlines()) == 2 + len(QUICK)
 
 
+@pytest.mark.parametrize("area", [0, -1, float("nan"), float("inf"), None, "large"])
+def test_a_baseline_that_any_growth_would_pass_is_refused(area, measured, tmp_path, capsys):
+    path = tmp_path / "baseline.json"
+    rows = json.loads(BASELINE.read_text())["areas"]
+    path.write_text(json.dumps({"areas": [*rows[1:], rows[0] | {"area": area}]}))
+    assert compare(tmp_path, "--quick", "--baseline", str(path), "--check", "1") == 1
+    assert capsys.readouterr().err == f"error: --baseline must be what --json or an earlier run wrote, not {path}\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

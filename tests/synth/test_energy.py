@@ -110,9 +110,15 @@ def test_a_library_without_power_is_refused_before_anything_runs(capsys):
     ("arguments", "reason"),
     [
         (["--clock", "0"], "--clock must be positive, not 0"),
+        (["--clock", "inf"], "--clock must be finite, not inf"),
+        (["--rows", "0"], "--rows must be positive, not 0"),
+        (["--picture", "energy.pdf"], "picture must end in .svg or .png, not energy.pdf"),
+        (["--hand-off", f"{GE}/x"], f"output must be in a folder, which {GE}/x cannot be"),
         (["--wire", "-1"], "--wire must be at least 0 and finite, not -1"),
-        (["--tensors", "random", "--rows", "8"], "N must be a positive multiple of 16, not 8"),
-        (["--tensors", "random", "--depth", "33"], "K must be a positive multiple of 32, not 33"),
+        (["--tensors", "random", "--rows", "8"], "--rows must be a positive multiple of 16, not 8"),
+        (["--tensors", "real", "--depth", "608"], "--depth must be at most 576 for real tensors, not 608"),
+        (["--tensors", "real", "--tokens", "1024"], "--tokens must be at most 557 for real tensors, not 1024"),
+        (["--tensors", "random", "--depth", "33"], "--depth must be a positive multiple of 32, not 33"),
     ],
 )
 def test_wrong_arguments_are_one_line(library, monkeypatch, capsys, arguments, reason):

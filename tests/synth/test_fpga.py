@@ -58,6 +58,7 @@ def test_bits_last_whole_cycles():
             ["--set", "divisor=30"],
             "--set must not name divisor, which --baud sets",
         ),
+        (["--seed", "-1"], "--seed must not be negative, not -1"),
         (["--set", "rows=3"], "parameter of uart_pe must be one of "),
     ],
 )

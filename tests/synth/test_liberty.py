@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from synth.liberty import GE, LibertyError, load, mapping_text, plain_text, truth_table
+from synth.liberty import GE, LibertyError, load, mapping_text, memory_macros, plain_text, truth_table
 from synth.yosys import measure
 
 AREAS = {
@@ -187,3 +187,15 @@ def test_full_adder_is_found(sum_inverted, carry_inverted):
     assert (adder.cell.name, adder.sum_pin, adder.carry_pin) == ("FA", "S", "C")
     assert (adder.sum_inverted, adder.carry_inverted) == (sum_inverted, carry_inverted)
     assert LIBRARY.full_adder is None
+
+
+@pytest.mark.parametrize(
+    ("width", "bits", "area"), [("8", "80", "1"), ("0", "4", "1"), ("8.5", "4", "1"), ("8", "4", "nan")]
+)
+def test_a_memory_without_a_size_is_refused(width, bits, area, tmp_path):
+    path = tmp_path / "ram.lib"
+    sizes = f"memory () {{ address_width : {bits}; word_width : {width}; }}"
+    path.write_text(f"library (x) {{ cell (m) {{ area : {area}; {sizes} }} }}")
+    message = f"those of m in ram.lib are {width}, {bits} and {area}"
+    with pytest.raises(LibertyError, match=f"^word_width, .* must be sizes; {re.escape(message)}$"):
+        memory_macros(path)

@@ -62,8 +62,18 @@ def test_presets_are_found_where_their_users_keep_them(name, tmp_path):
 
 
 def test_a_preset_that_is_not_installed_says_where_it_was_sought():
-    with pytest.raises(LibertyError, match=r"^asap7 must be installed; it is in none of: \$ORFS/flow/platforms/asap7/"):
+    with pytest.raises(
+        LibertyError,
+        match=r"^asap7 must be installed; it is in none of: \$ORFS/flow/platforms/asap7/.*; not set: ORFS$",
+    ):
         find(["asap7"], {})
+    with pytest.raises(LibertyError, match=r"lib\*$"):
+        find(["asap7"], {"ORFS": "/nowhere"})
+
+
+def test_a_preset_stands_alone():
+    with pytest.raises(LibertyError, match=r"^ge must be the only library here, not one of .*, ge$"):
+        find([str(GE), "ge"])
 
 
 def test_cells_that_nobody_wants_are_not_there():
@@ -79,7 +89,9 @@ def test_a_file_that_ends_too_early_is_refused(cut, tmp_path):
     path = tmp_path / "cut.lib"
     text = plain_text(GE)
     path.write_text(text[: int(cut * len(text))])
-    with pytest.raises(LibertyError, match=r"^every brace of a Liberty file must be closed; this one ends inside a "):
+    with pytest.raises(
+        LibertyError, match=r"^cut.lib: every brace of a Liberty file must be closed; this one ends inside a "
+    ):
         prepare(path)
 
 

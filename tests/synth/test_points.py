@@ -116,6 +116,16 @@ def test_a_last_line_that_was_cut_is_done_again(cut, tmp_path, log):
     assert len(calls(log)) == (5 if cut == 1 else 6)
 
 
+def test_lines_that_are_no_points_are_left_alone(tmp_path, log):
+    path = tmp_path / "points.jsonl"
+    foreign = b'\xff\x00\n[]\n3\n{"key": [1], "row": {}}\n{"key": "x", "row": 2}\n'
+    path.write_bytes(foreign)
+    whole = run(counted, POINTS[:2], tmp_path)
+    assert path.read_bytes().startswith(foreign)
+    assert run(counted, POINTS[:2], tmp_path) == whole
+    assert len(calls(log)) == 2
+
+
 def test_a_killed_run_goes_on_where_it_was(tmp_path, log):
     def start(folder, **environment):
         command = [sys.executable, "-m", "tests.synth.sweep_points", str(folder), str(len(POINTS))]

@@ -174,7 +174,7 @@ def test_errors_are_one_line(arguments, message, tmp_path, capsys):
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert sweep(tmp_path / "file", *FUNCTION, "--quiet") == 1
-    assert capsys.readouterr().err.startswith("error: [Errno 17] File exists: ")
+    assert capsys.readouterr().err.startswith("error: output must be in a folder, which ")
 
 
 def test_progress_is_a_line_per_tenth(tmp_path, capsys):

@@ -121,6 +121,8 @@ def test_names_stand_for_files_or_presets(tmp_path, monkeypatch, capsys):
     path = tmp_path / "a.lib"
     path.write_text("")
     assert libraries([f"asap7={path}"])["asap7"].paths == (path,)
+    assert main(["--library", "ge", f"ge={path}"]) == 1
+    assert capsys.readouterr().err == "error: --library must name each flow once, not 'ge' twice\n"
     assert main(["--library", "asap7"]) == 1
     assert capsys.readouterr().err.startswith("error: asap7 must be installed; it is in none of: $ORFS/flow/")
     assert main(["--jobs", "0"]) == 1
