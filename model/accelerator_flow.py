@@ -364,7 +364,7 @@ class Flow:
         """Number of the first segment that the loader may wait for, once it is settled."""
         count = len(self.segments)
         waiting = (each for each in range(max(0, count - TOKENS), count) if self.segments[each].offered > self._past)
-        return min(next(waiting, count), *(segment for segment, _ in list(self._held)[:1]), count)
+        return min(next(waiting, count), self._held[0][0] if self._held else count)
 
     def state(self, also: Sequence[int] = ()) -> tuple[object, ...]:
         """Return what the times to come depend on, if nothing is read beside the sums and it is settled; times count from when the bus is free.
