@@ -157,7 +157,7 @@ def _paper(options: argparse.Namespace) -> dict[str, Any]:
 
 def _calibration() -> dict[str, Any]:
     rows = calibration()
-    heads = ("product", "mode", "counted", "model", "difference")
+    heads = ("elements", "product", "mode", "counted", "model", "difference")
     print(_table([heads, *([str(row[head]) for head in heads] for row in rows)]))
     worst = max(rows, key=lambda row: abs(row["difference"]))
     print(

@@ -14,7 +14,7 @@ _MODES = {"AutoFP2": Mode.AUTOFP2, "NVFP4": Mode.NVFP4, "AutoFP6": Mode.AUTOFP6}
 
 
 def recorded() -> dict[str, Any]:
-    """Return what was recorded: ``array``, the parameters of the accelerator, and ``tables``, each with its ``command`` and ``rows``."""
+    """Return what was recorded: ``tables``, each with its ``command``, the parameters of the accelerator's ``array``, and ``rows``."""
     found: dict[str, Any] = json.loads((resources.files("model.perf") / "rtl_cycles.json").read_text(encoding="utf-8"))
     return found
 
@@ -22,9 +22,9 @@ def recorded() -> dict[str, Any]:
 def calibration() -> list[dict[str, Any]]:
     """Return a row for each recorded product: ``command``, sizes, mode, ``counted`` and ``model`` cycles, and ``difference``."""
     found = recorded()
-    config = AcceleratorConfig(**found["array"])
     rows = []
     for table in found["tables"]:
+        config = AcceleratorConfig(**table["array"])
         for row in table["rows"]:
             refined = row.get("a_refined", REFINED), row.get("w_refined", REFINED)
             sizes = row["m"], row["n"], row["k"]
@@ -32,6 +32,7 @@ def calibration() -> list[dict[str, Any]]:
             rows.append(
                 {
                     "command": table["command"],
+                    "elements": f"{config.rows} × {config.columns}",
                     "product": row.get("name", "") or " × ".join(map(str, sizes)),
                     "mode": row["mode"],
                     "counted": row["cycles"],
