@@ -3,11 +3,24 @@
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
-from model.accelerator import CHUNK, MEANINGS, AcceleratorConfig, Descriptor, ErrorCode, Format, Mode, Operand, check
+from model.accelerator import (
+    ALIGNMENT,
+    CHUNK,
+    MEANINGS,
+    AcceleratorConfig,
+    Descriptor,
+    ErrorCode,
+    Format,
+    Mode,
+    Operand,
+    check,
+)
 from model.accelerator_flow import (
     ELEMENT,
+    FILLED,
     LONGEST,
     MASKED,
     REQUEST,
@@ -32,6 +45,7 @@ ANSWERED = 14
 DROPPED = 4
 """Cycles from the last row, which may be padding, to the product's end."""
 FP32_STAGES = 7
+SUBGROUPS_OF_VECTOR = 8
 TO_NUMBERS = 34
 """Cycles from a product's last elements in the post-processing unit to its end, without the words of their last request of numbers."""
 TO_GROUPS = 49
@@ -94,24 +108,66 @@ def _refuse_post(config: AcceleratorConfig, p: Product) -> None:
         )
 
 
-def _row_cycles(
-    config: AcceleratorConfig, start: int, vectors: int, refined: bool, octets: float, latency: int
-) -> float:
-    """Bus cycles of a row's segment."""
-    beat = config.data_width // 8
-    blocks = config.vmac.blocks
-    sizes = [config.lanes // 2, blocks, *([blocks // 2] if refined else [])]
-    total = 0.0
-    for first in range(0, vectors, CHUNK):
-        count = min(CHUNK, vectors - first)
-        # A request that does not begin with a beat takes a cycle more than it has words.
-        beats: float = sum(-(-count * size // beat) + ((start + first) * size % beat > 0) for size in sizes)
-        wanted = count * octets if refined else 0
-        # A row's offsets begin with a beat, those of later chunks at any byte of one; so many words they have on average.
-        if wanted:
-            beats += max(1, wanted / beat + 0.5) + ((beat - 1) / beat if start + first else 0)
-        total += max(beats, (latency + REQUEST) / (LOOKAHEAD if refined else UNDER_WAY), 4 if refined else 2)
-    return total
+class _Rows:
+    """Cycles that a row of an operand takes, segment by segment.
+
+    Rows of an array follow each other at multiples of 16 bytes, not of a beat; masks are those of all rows.
+    """
+
+    def __init__(self, config: AcceleratorConfig, p: Product, octets: float | Sequence[float], latency: int) -> None:
+        kv = p.k // config.lanes
+        self._refined = p.mode == Mode.AUTOFP6
+        self._beat, self._latency = config.data_width // 8, latency
+        self._exact = isinstance(octets, Sequence)
+        counts = list(octets) if isinstance(octets, Sequence) else [octets] * kv
+        if len(counts) != kv:
+            raise ValueError(f"refined subgroups must be given for {kv} vectors of a row, not for {len(counts)}")
+        self._counts = counts if self._refined else [0.0] * kv
+        # Offsets before each vector.
+        self._before = [0.0, *accumulate(self._counts)]
+        self._strided = [
+            (size, -(-kv * size // ALIGNMENT) * ALIGNMENT) for size in (config.lanes // 2, config.vmac.blocks)
+        ]
+        self._masks = config.vmac.blocks // 2
+        self._stride = -(-self._before[-1] // ALIGNMENT) * ALIGNMENT
+
+    def bus(self, start: int, vectors: int) -> float:
+        """Return the bus cycles of a segment, on average over rows."""
+        phases = max(self._beat // ALIGNMENT, 1)
+        slowest = (self._latency + REQUEST) / (LOOKAHEAD if self._refined else UNDER_WAY)
+        total = 0.0
+        for first in range(start, start + vectors, CHUNK):
+            count = min(CHUNK, start + vectors - first)
+            for row in range(phases):
+                beats = sum(self._request(count * size, row * stride + first * size) for size, stride in self._strided)
+                if self._refined:
+                    beats += self._request(count * self._masks, first * self._masks) + self._offsets(row, first, count)
+                total += max(beats, slowest, 4 if self._refined else 2) / phases
+        return total
+
+    def _request(self, size: float, at: float) -> float:
+        """Return the cycles of a request; one that does not begin with a beat takes one more than it has words."""
+        return -(-size // self._beat) + (at % self._beat > 0)
+
+    def _offsets(self, row: int, first: int, count: int) -> float:
+        before, size = self._before[first], self._before[first + count] - self._before[first]
+        if not size:
+            return 0
+        if self._exact:
+            return self._request(size, row * self._stride + before)
+        # Offsets of a row's later chunks begin at any byte of a beat; so many words they have on average.
+        aligned = (row * self._stride) % self._beat > 0 if not first else (self._beat - 1) / self._beat
+        return max(1, size / self._beat + 0.5) + aligned
+
+    def waits(self, start: int, vectors: int) -> float:
+        """Return the cycles in which the assembler waits for the first offsets of chunks."""
+        if not self._refined:
+            return 0
+        firsts = [self._counts[first] for first in range(start, start + vectors, CHUNK)]
+        if self._exact:
+            return FILLED * sum(count > 0 for count in firsts)
+        # None of a vector's subgroups is refined by chance.
+        return FILLED * sum(1 - (1 - min(count / SUBGROUPS_OF_VECTOR, 1)) ** SUBGROUPS_OF_VECTOR for count in firsts)
 
 
 def _follow(config: AcceleratorConfig, p: Product, flow: Flow, latency: int) -> None:
@@ -125,10 +181,10 @@ def _follow(config: AcceleratorConfig, p: Product, flow: Flow, latency: int) -> 
     parts = [min(p.segment, kv - first) for first in range(0, kv, p.segment)]
     a_costs, w_costs = (
         [
-            _row_cycles(config, p.segment * number, length, refined, octets, latency)
-            for number, length in enumerate(parts)
+            (rows.bus(p.segment * i, length), length + rows.waits(p.segment * i, length))
+            for i, length in enumerate(parts)
         ]
-        for octets in (p.a_refined, p.w_refined)
+        for rows in (_Rows(config, p, octets, latency) for octets in (p.a_refined, p.w_refined))
     )
     single = p.tile_m * kv > config.activation_depth // 2
     # The last segment of each panel.
@@ -148,8 +204,8 @@ def _follow(config: AcceleratorConfig, p: Product, flow: Flow, latency: int) -> 
                 # Offsets are asked for when masks are there, and those of other rows come meanwhile.
                 rows = w_rows + (a_rows if first else 0)
                 waits += MASKED + latency - min(rows, LOOKAHEAD, MASKED)
-            blocks = [(a_rows, panel_rows, a_costs[number])] if first else []
-            weights = w_rows, tile_vectors * per_vector, w_costs[number]
+            blocks = [(a_rows, panel_rows, *a_costs[number])] if first else []
+            weights = w_rows, tile_vectors * per_vector, *w_costs[number]
             flow.load(length, pairs * length, begins, waits, [*blocks, weights])
 
     panels, across = -(-p.m // panel_rows), -(-vectors // tile_vectors)

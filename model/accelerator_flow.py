@@ -21,6 +21,8 @@ MASKED = 7
 """Cycles from a row's masks to the request for its offsets."""
 UNDER_WAY = 10
 """Chunks whose other words are asked for ahead."""
+FILLED = 1
+"""Cycles from when the assembler begins a chunk until it has the first offsets."""
 TOKENS = 17
 """Segments that are loaded or being loaded and have not begun."""
 QUEUED = 2
@@ -77,8 +79,8 @@ class Product:
     m, n, k : int
     tile_m, tile_n, segment : int
         As in :class:`model.accelerator.Descriptor`.
-    a_refined, w_refined : float
-        Refined subgroups of a vector, on average, of activations and weights; for AutoFP6 alone.
+    a_refined, w_refined : float or sequence of float
+        Refined subgroups of a vector of activations and of weights, for AutoFP6 alone: on average, or of each of a row's vectors, the same in all rows.
     post : Processing, optional
         What is done with the outputs; the accelerator has a post-processing unit then.
     policy : bool
@@ -93,8 +95,8 @@ class Product:
     tile_m: int
     tile_n: int
     segment: int
-    a_refined: float = 0.0
-    w_refined: float = 0.0
+    a_refined: float | Sequence[float] = 0.0
+    w_refined: float | Sequence[float] = 0.0
     post: Processing | None = None
     policy: bool = False
 
@@ -139,6 +141,8 @@ class Flow:
         self._deposit = config.deposit
         self._paced = max(self._words, config.read_after_write)
         self._beat = config.data_width // 8
+        # Vectors whose codes wait for the assembler.
+        self._queued = QUEUED * self._beat / (config.lanes // 2)
         self._fp2 = product.mode == Mode.AUTOFP2
         post = product.post or Processing()
         self.reads = post.residual + post.previous
@@ -166,11 +170,13 @@ class Flow:
         """When the last row has left the reorder buffer."""
         return self._left[1]
 
-    def load(self, length: int, size: int, begins: float, waits: float, blocks: list[tuple[int, int, float]]) -> None:
+    def load(
+        self, length: int, size: int, begins: float, waits: float, blocks: list[tuple[int, int, float, float]]
+    ) -> None:
         """Follow the loading of a segment of so many vectors, which fills ``size`` places of a bank.
 
         ``begins`` is when there is room for activations, ``waits`` goes by from a request to its first word, and a block has real rows, all rows,
-        and the bus cycles of one.
+        and the cycles of one on the bus and in the assembler.
         """
         if len(self.segments) >= TOKENS:
             begins = max(begins, self.sent(len(self.segments) - TOKENS, offered=True))
@@ -182,16 +188,16 @@ class Flow:
             self._serve(begins)
         self.bus = max(self.bus, begins + waits) if self.segments else self.bus + waits
         # Padding takes the time of its vectors, while the bus brings what comes behind it.
-        for rows, places, cost in blocks:
+        for rows, places, cost, spent in blocks:
             starts = max(self.bus, self._earliest)
             self._fetch(rows, cost, length, begins)
             if rows:
-                self._assembled = max(max(self._assembled, starts) + rows * length, self.bus)
+                self._assembled = max(max(self._assembled, starts) + rows * spent, self.bus)
             self._assembled += (places - rows) * length
             # Words cannot run ahead far; those behind much padding are asked for while it is assembled.
             ahead = UNDER_WAY * min(length, CHUNK) - REQUEST - self._latency
             far = (places - rows) * length > UNDER_WAY * min(length, CHUNK)
-            self._earliest = self._assembled - (min(QUEUED, ahead) if far else QUEUED)
+            self._earliest = self._assembled - (min(self._queued, ahead) if far else self._queued)
         self._used += size
         self._held.append((len(self.segments), size))
         self.segments.append(Segment(len(self.tiles), length, self._assembled))

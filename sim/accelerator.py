@@ -18,12 +18,13 @@ from model.accelerator import (
 )
 from model.command import write_json
 from model.llm import PROJECTIONS, layer_tensors, load
+from model.pe import Operands
 from model.tiling import REFINED, plan, plans
 from sim.axi_memory import Timing
 from sim.driver import MEMORY, MEMORY_LIMIT, Accelerator
 from sim.expected import expected, models, unit, verify
 from sim.gemm import Product, layer_products
-from sim.image import product_bytes
+from sim.image import product_bytes, shared_masks
 from sim.longer_k import extended, mask_bits
 from sim.product import NAMES, AcceleratorError, Batch, Gemm, GroupsOf, NumbersOf, Post, Result, Step, processing
 from sim.random_products import CAMPAIGN, SMALL_MEMORY, random_gemm, random_queue, random_timing
@@ -152,16 +153,19 @@ def summary(rows: Sequence[Row]) -> list[str]:
     return lines
 
 
+def _refined(x: Operands) -> float | list[float]:
+    """Return the refined subgroups of each vector of a row if all rows have the same, otherwise their mean."""
+    counts = mask_bits(x.masks).reshape(*x.masks.shape[:2], -1).sum(axis=-1)
+    return [float(count) for count in counts[0]] if shared_masks(x) else float(counts.mean())
+
+
 def predicted_cycles(accelerator: Accelerator, product: Gemm, result: Result) -> int | None:
     """Return what the model predicts for a product alone in the queue, None if channels stall."""
     timing, config, found = accelerator.timing, accelerator.config, result.plan
     if any(timing.chances.values()):
         return None
     a, w = product.stored(config.lanes)
-    refined = product.mode == Mode.AUTOFP6
-    a_refined, w_refined = (
-        float(mask_bits(x.masks).sum()) / (x.masks.shape[0] * x.masks.shape[1]) * refined for x in (a, w)
-    )
+    a_refined, w_refined = (_refined(x) if product.mode == Mode.AUTOFP6 else 0.0 for x in (a, w))
     return accelerator_cycles.predict(
         config,
         accelerator_cycles.Product(

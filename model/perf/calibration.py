@@ -19,6 +19,10 @@ def recorded() -> dict[str, Any]:
     return found
 
 
+def _refined(given: float | list[float]) -> float | tuple[float, ...]:
+    return tuple(given) if isinstance(given, list) else given
+
+
 def calibration() -> list[dict[str, Any]]:
     """Return a row for each recorded product: ``command``, sizes, mode, ``counted`` and ``model`` cycles, and ``difference``."""
     found = recorded()
@@ -26,7 +30,7 @@ def calibration() -> list[dict[str, Any]]:
     for table in found["tables"]:
         config = AcceleratorConfig(**table["array"])
         for row in table["rows"]:
-            refined = row.get("a_refined", REFINED), row.get("w_refined", REFINED)
+            refined = _refined(row.get("a_refined", REFINED)), _refined(row.get("w_refined", REFINED))
             sizes = row["m"], row["n"], row["k"]
             cycles, _ = rtl_cycles(config, _MODES[row["mode"]], *sizes, refined=refined)
             rows.append(

@@ -13,6 +13,7 @@ from model.tiling import REFINED, Plan, plan
 __all__ = ["Tiled", "array_cycles", "rtl_cycles"]
 
 Float = NDArray[np.float64]
+Refined = float | tuple[float, ...]
 
 ENCODED = 3
 """Cycles that banks and encoders add to a product (docs/tile_engine.md)."""
@@ -104,7 +105,7 @@ def rtl_cycles(
     n: int,
     k: int,
     latency: int = 0,
-    refined: tuple[float, float] = (REFINED, REFINED),
+    refined: tuple[Refined, Refined] = (REFINED, REFINED),
 ) -> tuple[int, Plan]:
     """Return the cycles of a product alone on the accelerator, raw outputs, and its tiles.
 
@@ -115,8 +116,8 @@ def rtl_cycles(
     m, n, k : int
     latency : int
         What memory adds to a burst.
-    refined : (float, float)
-        Refined subgroups of a vector of activations and of one of weights, for AutoFP6.
+    refined : pair of float or of tuples of float
+        Refined subgroups of a vector of activations and of one of weights, for AutoFP6, see :class:`model.accelerator_cycles.Product`.
 
     Examples
     --------
