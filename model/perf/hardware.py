@@ -200,6 +200,14 @@ class Hardware:
         """Return fJ of a cycle of an element without work."""
         return constant(datapath.idle) * self._by_refinement(datapath)
 
+    def _shared(self) -> float:
+        """Return gate equivalents of what the elements of an accelerator share, encoders left out."""
+        rows, columns = self.config.rows, self.config.columns
+        banks = constant("banks_ge") + constant("banks_line_ge") * (rows + columns)
+        banks += constant("banks_element_ge") * rows * columns
+        columned = constant("post_column_ge") + constant("output_column_ge")
+        return banks + constant("control_ge") + constant("post_ge") + constant("output_ge") + columned * columns
+
     def area(self, datapath: Datapath) -> dict[str, float]:
         """Return areas in gate equivalents: ``logic``, and ``memory`` at an assumed size of a bit.
 
@@ -207,11 +215,11 @@ class Hardware:
         --------
         >>> found = Hardware().area(DATAPATHS["autoematic"])
         >>> round(found["logic"] / 1e6, 2), round(found["memory"] / 1e6, 1)
-        (5.92, 36.1)
+        (5.91, 36.1)
         """
         vmac = constant(datapath.area) * self._by_refinement(datapath)
         encoders = self.config.columns * constant("encoder_ge") if datapath.name != "nvfp4" else 0.0
-        shared = self.accelerators * (encoders + constant("shared_ge"))
+        shared = self.accelerators * (encoders + self._shared())
         logic = self.elements * (vmac + constant("element_rest_ge")) + shared
         refines = datapath.refines and self.config.refinement != "none"
         wide = constant("bank_bits_per_vector" if refines else "unrefined_bits_per_vector")

@@ -193,5 +193,5 @@ def test_refined_subgroups_of_each_vector_are_those_of_a_row():
     product = Product(Mode.AUTOFP6, Format.RAW, 8, 64, 128, 1, 4, 4, (1.0,) * 4, (0.0,) * 4)
     # Nothing refined has no offsets to fetch or to wait for.
     assert predict(config, product) < predict(config, dataclasses.replace(product, w_refined=(2.0,) * 4))
-    with pytest.raises(ValueError, match="^refined subgroups must be given for 4 vectors of a row, not for 3$"):
+    with pytest.raises(ValueError, match=r"^refined subgroups must be given for 4 vectors of a row, not for 3$"):
         predict(config, dataclasses.replace(product, w_refined=(1.0,) * 3))
