@@ -163,13 +163,16 @@ class SquareSum(wiring.Component):
         # The smaller one is cut to the places of the larger one.
         state = self.total
         large, small = Signal(sum_layout), Signal(sum_layout)
-        gap = Signal(_EXPONENT + 1)
+        gap, ahead, behind = (Signal(_EXPONENT + 1, name=name) for name in ("gap", "ahead", "behind"))
         added = Signal(SUM_BITS + 1)
         swap = ~state.significand[-1] | (beat.significand[-1] & (state.exponent < beat.exponent))
         m.d.comb += [
             large.eq(Mux(swap, beat.as_value(), state.as_value())),
             small.eq(Mux(swap, state.as_value(), beat.as_value())),
-            gap.eq(large.exponent - small.exponent),
+            # Both distances are there when it is known which one counts.
+            ahead.eq(state.exponent - beat.exponent),
+            behind.eq(beat.exponent - state.exponent),
+            gap.eq(Mux(swap, behind, ahead)),
             added.eq(large.significand + Mux(gap[5:].any(), 0, small.significand >> gap[:5])),
         ]
         with m.If(full[-1]):

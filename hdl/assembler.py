@@ -97,11 +97,13 @@ class Assembler(wiring.Component):
             out.ends.eq(piece.ends),
         ]
         ready = Cat(available).all()
+        waits: Value = Const(0, 1)
         if refinement:
-            ready &= ~piece.refined | self._records(m, piece, vector, entry, go, last, takes)
+            ready &= ~piece.refined | self.masks.valid
+            waits = self._records(m, piece, vector, entry, go, last, takes)
         m.d.comb += [
             last.eq(vector == piece.count - 1),
-            go.eq(active & loads.input.ready & (piece.zero | ready)),
+            go.eq(active & loads.input.ready & (piece.zero | ready) & ~waits),
             loads.input.valid.eq(go),
             takes.eq(~active | (go & last)),
             self.piece.ready.eq(takes),
@@ -125,7 +127,7 @@ class Assembler(wiring.Component):
     def _records(
         self, m: Module, piece: data.View, vector: Signal, entry: data.View, go: Signal, last: Signal, takes: Signal
     ) -> Value:
-        """Build the readers of masks and offsets and return whether the vector's are there."""
+        """Build the readers of masks and offsets and return whether the vector's offsets are missing."""
         config = self._config
         blocks = config.vmac.blocks
         words = self.masks.payload
@@ -148,14 +150,13 @@ class Assembler(wiring.Component):
         at = Signal(range(octets))
         left = Signal(len(piece.octets))
         end = Signal(range(2 * octets))
-        over, there = Signal(), Signal()
+        over = Signal()
         window = Signal((SUBGROUPS * blocks) * 8)
         sight = Cat(current, self.offsets.payload)
         m.d.comb += [
             end.eq(at + needs),
             over.eq(end > octets),
             window.eq(selected([sight[8 * i :][: len(window)] for i in range(octets)], at)),
-            there.eq(~needs.any() | (have & (~over | self.offsets.valid))),
         ]
         fills = ~have & left.any()
         crosses = go & refines & have & (end >= octets) & needs.any()
@@ -182,4 +183,5 @@ class Assembler(wiring.Component):
                 octet = selected([window.word_select(j, 8) for j in range(i, SUBGROUPS * blocks)], before)
                 m.d.comb += record.offsets[i].eq(Mux(ones > i if i else ones.any(), octet, 0))
             following = before + ones
-        return self.masks.valid & there
+        # Without masks nothing is needed, so nothing is missing; the count of needs is the last to be known.
+        return (~have & masks.any()) | (over & ~self.offsets.valid)

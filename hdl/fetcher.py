@@ -20,7 +20,7 @@ from hdl.job import (
     vector_bytes,
     word_bits,
 )
-from hdl.lib.arith import tree_sum
+from hdl.lib.arith import gated, tree_sum
 from hdl.lib.streams import StreamBuffer, StreamFifo
 from hdl.lib.verilog import lint_unused
 from model.accelerator import CHUNK, AcceleratorConfig
@@ -225,7 +225,9 @@ class Fetcher(wiring.Component):
             # A byte of offsets for every bit of the masks.
             sum_, total = Signal(octets_bits), Signal(octets_bits)
             masks = queues[_MASKS]
-            m.d.comb += total.eq(sum_ + tree_sum(list(masks.payload)))
+            # They are counted as they come, which is before it is known whether they are.
+            came = tree_sum(list(self.word.payload.data[: len(masks.payload)]))
+            m.d.comb += total.eq(sum_ + gated(came, ~refused))
             counted, count = Signal(), Signal(octets_bits)
             with m.If(counts.input.ready):
                 m.d.sync += counted.eq(0)

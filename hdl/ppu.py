@@ -9,6 +9,7 @@ from amaranth.lib.wiring import In, Out
 
 from hdl.activation import Activation
 from hdl.activity import RootOfRatio, SquareSum, rounded_sum
+from hdl.lib.arith import gated
 from hdl.lib.fp32 import Float, FloatAdd, FloatMultiply, IntToFloat
 from hdl.lib.gearbox import Gearbox, beat_layout
 from hdl.lib.streams import StreamBuffer
@@ -110,16 +111,16 @@ class PpuLane(wiring.Component):
         for part in (convert, multiply, activation, add, rescale, subtract):
             m.d.comb += part.enable.eq(self.enable)
 
-        # Numbers go beside the conversion.
-        beside = self.value[:_NUMBER]
+        # Numbers go beside the conversion. What is not there is 0, so that both meet without a choice.
+        beside = gated(self.value[:_NUMBER], ~self.integers)
         for stage in range(IntToFloat.latency):
             delayed = Signal(_NUMBER, name=f"beside_{stage}", reset_less=True)
             with m.If(self.enable):
                 m.d.sync += delayed.eq(beside)
             beside = delayed
         m.d.comb += [
-            convert.value.eq(self.value),
-            multiply.a.as_value().eq(Mux(self.integers, convert.number.as_value(), beside)),
+            convert.value.eq(gated(self.value, self.integers)),
+            multiply.a.as_value().eq(convert.number.as_value() | beside),
             multiply.b.eq(self.scale),
             activation.function.eq(self.function),
             activation.value.eq(multiply.number),

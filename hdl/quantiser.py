@@ -41,11 +41,11 @@ group_layout = data.StructLayout(
 """Codes and E4M3 byte of a group, its refined subgroups and the offsets of their elements, and whether it is the last of a row."""
 
 
-def _largest(m: Module, values: Sequence[Value], name: str) -> Value:
-    """Return the largest of unsigned values, by a tree."""
+def _largest(m: Module, values: Sequence[Value], name: str, most: int = 1) -> list[Value]:
+    """Return the largest of unsigned values, by a tree, or ``most`` of which one is."""
     level = list(values)
     depth = 0
-    while len(level) > 1:
+    while len(level) > most:
         best = []
         for i in range(0, len(level) - 1, 2):
             winner = Signal.like(level[i], name=f"{name}_{depth}_{i // 2}")
@@ -53,7 +53,7 @@ def _largest(m: Module, values: Sequence[Value], name: str) -> Value:
             best.append(winner)
         level = best + level[len(level) & ~1 :]
         depth += 1
-    return level[0]
+    return level
 
 
 def _unpacked(magnitude: Value) -> tuple[Value, Value]:
@@ -230,19 +230,21 @@ class Quantiser(wiring.Component):
         valid.append(second | offered)
         numbers = list(current.numbers)
         unusual = [number.exponent.all() for number in numbers]
+        # NaN and infinity are larger than every number and beyond every scale without being looked at.
+        quarters = _largest(m, [number.as_value()[:_MAGNITUDE] for number in numbers], "larger", GROUP // 4)
         follow("taken")
-        group, strange, taken, later, last = register(
+        group, strange, taken, later, last, *quarters = register(
             "taken",
             Cat(*(number.as_value()[:_MAGNITUDE] for number in numbers), *(number.sign for number in numbers)),
             Cat(unusual).any(),
             current.taken,
             second,
             current.last,
+            *quarters,
         )
 
-        # NaN and infinity are larger than every number and beyond every scale without being looked at.
         # The largest of a group, then of a pair: the first group sees that of the second one behind it.
-        behind = _largest(m, [group[_MAGNITUDE * i :][:_MAGNITUDE] for i in range(GROUP)], "larger")
+        (behind,) = _largest(m, quarters, "largest")
         follow("group")
         group, strange, taken, later, last, own = register("group", group, strange, taken, later, last, behind)
         of_both = Signal(_MAGNITUDE, reset_less=True)

@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from amaranth.hdl import Cat, Const, Module, Mux, Signal
+from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value
 from amaranth.lib import data, stream, wiring
 from amaranth.lib.memory import Memory
 from amaranth.lib.wiring import In, Out
@@ -48,6 +48,16 @@ class EngineStatus(data.Struct):
 
     elements: PeStatus
     bad_load: 1
+
+
+def _pairs(command: data.View) -> Value:
+    """Return the entries of a column's bank that a K-vector takes."""
+    return Mux(command.mode_nvfp4, command.n[1:] + command.n[0], command.n)
+
+
+def _split(value: Value, limit: int) -> tuple[Value, Value]:
+    """Return a value's bits that ``limit`` has too, and whether there are others."""
+    return value[: limit.bit_length()], value[limit.bit_length() :].any()
 
 
 class ActivationBank(wiring.Component):
@@ -109,8 +119,9 @@ class ActivationBank(wiring.Component):
             m.d.sync += [have.eq(1), tile.base.eq(tile.base + 1), vector.eq(vector + 1), active.eq(~ends)]
             with m.If(vector == tile.m):
                 m.d.sync += [vector.eq(1), k.eq(k + 1)]
-        with m.If(self.request.valid & self.request.ready):
-            m.d.sync += [active.eq(1), tile.eq(self.request.payload), vector.eq(1), k.eq(1)]
+        # Whether there is a request is known late, so it decides about one bit alone.
+        with m.If(self.request.ready):
+            m.d.sync += [active.eq(self.request.valid), tile.eq(self.request.payload), vector.eq(1), k.eq(1)]
         return m
 
 
@@ -214,8 +225,8 @@ class WeightBank(wiring.Component):
                 k.eq(k + last),
                 active.eq(~(last & (k == tile.kv))),
             ]
-        with m.If(self.request.valid & self.request.ready):
-            m.d.sync += [active.eq(1), tile.eq(self.request.payload), vector.eq(1), k.eq(1)]
+        with m.If(self.request.ready):
+            m.d.sync += [active.eq(self.request.valid), tile.eq(self.request.payload), vector.eq(1), k.eq(1)]
         return m
 
 
@@ -330,15 +341,18 @@ class TileEngine(wiring.Component):
         _, refused = check_command(config.pe, tile.command)
         held, command = Signal(command_layout(config.pe)), Signal(command_layout(config.pe))
         left = Signal(len(command.kv))
-        continues = Signal()
-        pairs = Mux(command.mode_nvfp4, command.n[1:] + command.n[0], command.n)
-        beyond = (tile.activation_base + command.m * tile.segment > config.activation_depth) | (
-            pairs * tile.segment > config.weight_depth
+        continues = Signal()  # left is not 0
+        pairs = Mux(continues, _pairs(held), _pairs(tile.command))
+        # What is longer than a bank is too long; its upper bits need not be multiplied.
+        short, long = _split(tile.segment, config.weight_depth)
+        beyond = (
+            (tile.activation_base + command.m * tile.segment > config.activation_depth)
+            | (pairs * short > config.weight_depth)
+            | long
         )
         bad, starts = Signal(), Signal()
         most = Signal(len(left))
         m.d.comb += [
-            continues.eq(left.any()),
             command.eq(Mux(continues, held, tile.command)),
             most.eq(Mux(continues, left, tile.command.kv)),
             bad.eq((~continues & refused) | beyond | ~tile.segment.any() | (tile.segment > most)),
@@ -348,7 +362,7 @@ class TileEngine(wiring.Component):
             commands.input.payload.eq(command),
         ]
         with m.If(starts):
-            m.d.sync += [held.eq(command), left.eq(most - tile.segment)]
+            m.d.sync += [held.eq(command), left.eq(most - tile.segment), continues.eq(most != tile.segment)]
         for bank in a_banks:
             request = bank.request.payload
             m.d.comb += [request.base.eq(tile.activation_base), request.m.eq(command.m)]

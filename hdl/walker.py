@@ -96,7 +96,10 @@ class Walker(wiring.Component):
         )
         out_next, out_tile = (Signal(place_bits(config), name=f"out_{n}") for n in ("next", "tile"))
         a_left, w_left, row_left = (Signal(MAX_ROWS.bit_length(), name=f"{n}_left") for n in ("a", "w", "row"))
-        k_start, k_row, length = (Signal(len(job.kv), name=n) for n in ("k_start", "k_row", "length"))
+        # K-vectors of the tile before the segment, and from its begin on: what is left need not wait for a difference.
+        k_start, k_left, k_row, length = (
+            Signal(len(job.kv), name=n) for n in ("k_start", "k_left", "k_row", "length")
+        )
         weight, odd = Signal(), Signal()
         index = Signal(range(max(config.rows, config.columns)))
         place = Signal(max(len(job.tile_m), len(job.tile_n)))
@@ -167,14 +170,12 @@ class Walker(wiring.Component):
 
         # Segments and what follows them.
         tile_ends, panel_ends = Signal(), Signal()
-        behind = Signal(len(job.kv) + 1)
         beyond: Value = out_tile[-1]
         if config.ppu:
             # Groups alone leave no outputs where the descriptor says.
             beyond &= ~job.post | job.numbers
         m.d.comb += [
-            behind.eq(k_start + job.segment),
-            tile_ends.eq(behind >= job.kv),
+            tile_ends.eq(k_left <= job.segment),
             panel_ends.eq(w_left <= tile_rows),
             token.tile.command.m.eq(job.tile_m),
             token.tile.command.n.eq(job.tile_n),
@@ -183,7 +184,7 @@ class Walker(wiring.Component):
             token.tile.activation_base.eq(a_base),
             token.tile.weight_base.eq(w_base),
             token.entries.eq(needs),
-            token.tile.segment.eq(Mux(tile_ends, job.kv - k_start, job.segment)),
+            token.tile.segment.eq(Mux(tile_ends, k_left, job.segment)),
             token.output.address.eq(out_tile),
             token.output.beyond.eq(beyond),
             token.output.stride.eq(job.out_stride),
@@ -244,6 +245,7 @@ class Walker(wiring.Component):
                     w_left.eq(job.n),
                     out_tile.eq(out_next),
                     k_start.eq(0),
+                    k_left.eq(job.kv),
                     part.eq(0),
                     first_tile.eq(1),
                     a_base.eq(Cat(Const(0, half), ~a_half & ~job.single)),
@@ -341,7 +343,8 @@ class Walker(wiring.Component):
                             m.next = "segment loaded"
             with m.State("segment loaded"):
                 m.d.sync += [
-                    k_start.eq(behind),
+                    k_start.eq(k_start + job.segment),
+                    k_left.eq(k_left - job.segment),
                     a_base.eq(a_base + job.tile_m * job.segment),
                     w_base.eq(w_base + needs),
                 ]
@@ -350,6 +353,7 @@ class Walker(wiring.Component):
                     m.d.sync += [
                         *(tile[name].eq(row[name]) for name in arrays),
                         k_start.eq(0),
+                        k_left.eq(job.kv),
                         a_base.eq(Cat(Const(0, half), a_half)),
                         first_tile.eq(0),
                         w_left.eq(w_left - tile_rows),

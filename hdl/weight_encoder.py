@@ -7,6 +7,7 @@ from amaranth.lib import data, wiring
 from amaranth.lib.wiring import In, Out
 
 from hdl.lanes import GROUP
+from hdl.lib.arith import selected
 from hdl.lib.e2m1 import E2M1Code
 from hdl.lib.scale import ScaleByte, ScaleMagnitude
 from hdl.lib.verilog import lint_unused
@@ -84,18 +85,19 @@ class PairScale(wiring.Component):
 
         # |q|·B ≥ r·B_pair as integers: 8|q|·M ≥ 8r·M_pair·2^d with d the distance of the exponents. No magnitude bridges a distance of 4:
         # then M_pair ≥ 8 (a subnormal pair scale has distance 0), and 6·15 < 8·2^4.
-        distance, significand, need = Signal(4), Signal(4), Signal(7)
+        # Distances of both orders are there when it is known which one counts, and multiples before they are shifted.
+        significand, seven, need, needed_seven = Signal(4), Signal(7), Signal(7), Signal(10)
+        distance = Signal(4)
         m.d.comb += [
-            distance.eq(large.exponent() - small.exponent()),
+            distance.eq(Mux(first_smaller, second.exponent() - first.exponent(), first.exponent() - second.exponent())),
             significand.eq(large.significand()),
+            seven.eq((significand << 3) - significand),
         ]
-        shifted = [Cat(Const(0, shift), significand) for shift in range(4)]
-        m.d.comb += need.eq(
-            Mux(distance[1], Mux(distance[0], shifted[3], shifted[2]), Mux(distance[0], shifted[1], shifted[0]))
-        )
+        for target, value in ((need, significand), (needed_seven, seven)):
+            m.d.comb += target.eq(selected([Cat(Const(0, shift), value) for shift in range(4)], distance[:2]))
         far = distance[2:].any()
-        single, triple, needed_seven = Signal(4), Signal(6), Signal(10)
-        m.d.comb += [single.eq(small.significand()), triple.eq(single * 3), needed_seven.eq(need * 7)]
+        single, triple = Signal(4), Signal(6)
+        m.d.comb += [single.eq(small.significand()), triple.eq(single * 3)]
 
         def reaches(code: int, eighths: int) -> Value:
             # 4·|q|·M ≥ 4r·M_pair·2^d, with 4|q| = factor · 2^shift.

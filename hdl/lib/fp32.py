@@ -126,8 +126,8 @@ class IntToFloat(wiring.Component):
 class FloatMultiply(wiring.Component):
     """Multiply two binary32 numbers as IEEE 754 says, to nearest even; 1 product per cycle in which ``enable`` is set.
 
-    Subnormals are kept, as operands and as results. Every NaN is the quiet one 0x7FC00000; there are no flags. Stages: product, distance of the
-    leading one, shift, rounding. The result stands in registers.
+    Subnormals are kept, as operands and as results. Every NaN is the quiet one 0x7FC00000; there are no flags. Stages: products with both halves of
+    ``b``, their sum and the distance of its leading one, shift, rounding. The result stands in registers.
 
     Attributes
     ----------
@@ -154,24 +154,29 @@ class FloatMultiply(wiring.Component):
         enable = self.enable
         width = 2 * _SIGNIFICAND
 
-        # Product, and the exponent that the result has if the product's top bit is set; a signed number.
+        # Products, and the exponent that the result has if the product's top bit is set; a signed number.
         zero, infinite, nan = ([], [], [])
         for operand in (self.a, self.b):
             zero.append(~(operand.exponent.any() | operand.fraction.any()))
             infinite.append(operand.is_infinite())
             nan.append(operand.is_nan())
         is_nan, is_infinite = Signal(), Signal()
-        product, exponent = Signal(width), Signal(signed(_EXPONENT + 2))
+        half = _SIGNIFICAND // 2
+        low, high = Signal(_SIGNIFICAND + half), Signal(_SIGNIFICAND + half)
+        exponent = Signal(signed(_EXPONENT + 2))
         m.d.comb += [
             is_nan.eq(nan[0] | nan[1] | (infinite[0] & zero[1]) | (zero[0] & infinite[1])),
             is_infinite.eq(infinite[0] | infinite[1]),
-            product.eq(self.a.significand() * self.b.significand()),
+            low.eq(self.a.significand() * self.b.significand()[:half]),
+            high.eq(self.a.significand() * self.b.significand()[half:]),
             exponent.eq(self.a.scale() + self.b.scale() - (_BIAS - 1)),
         ]
         sign = self.a.sign ^ self.b.sign
-        sign, is_nan, is_infinite, product, exponent = _registers(
-            m, enable, [sign, is_nan, is_infinite, product, exponent], "product"
+        sign, is_nan, is_infinite, low, high, exponent = _registers(
+            m, enable, [sign, is_nan, is_infinite, low, high, exponent], "product"
         )
+        product = Signal(width)
+        m.d.comb += product.eq(Cat(low[:half], low[half:] + high))
 
         # The exponent may not fall below 1: a small one limits the shift to the left, or asks for one to the right. A product with more than
         # 24 zeros on top has two subnormal factors and is shifted to the right anyway; one shifted by 26 has only a sticky bit left.
@@ -297,20 +302,20 @@ class FloatAdd(wiring.Component):
             "aligned",
         )
 
-        # The sum's top bit counts twice what the exponent says. The exponent may not fall below 1.
+        # The sum's top bit counts twice what the exponent says. The exponent may not fall below 1: a bit that stands for that ends the search
+        # for the leading one, so that no comparison is behind it.
         total = Signal(width + 1)
+        lowest = Signal(width + 1)
         m.d.comb += total.eq(Cat(Const(0, 3), large) + (small ^ differ.replicate(width)) + differ)
         total = Cat(total[:width], total[width] & ~differ)
-        _, zeros = _normalised(m, total, "leading", _SIGNIFICAND + 2)
-        distance, left_over = Signal.like(zeros), Signal(_EXPONENT)
-        m.d.comb += [
-            distance.eq(Mux(exponent < zeros, exponent, zeros)),
-            left_over.eq(exponent + 1 - distance),
-        ]
+        m.d.comb += lowest.eq(Cat((exponent == width - i) for i in range(width)))
+        _, distance = _normalised(m, total | lowest, "leading", _SIGNIFICAND + 2)
         sign, is_nan, is_infinite, total, distance, exponent = _registers(
-            m, enable, [sign, is_nan, is_infinite, total, distance, left_over], "sum"
+            m, enable, [sign, is_nan, is_infinite, total, distance, exponent], "sum"
         )
 
+        left_over = Signal(_EXPONENT)
+        m.d.comb += left_over.eq(exponent + 1 - distance)
         for step in range(len(distance)):
             moved = Signal(width + 1, name=f"normal_{step}")
             m.d.comb += moved.eq(Mux(distance[step], total << (1 << step), total))
@@ -318,7 +323,7 @@ class FloatAdd(wiring.Component):
         short = Cat(total[:3].any(), total[3:])
         rounded = Signal(_EXPONENT + _FRACTION)
         m.d.comb += rounded.eq(
-            Cat(short[2:-1], Mux(short[-1], exponent, 0)) + (short[1] & (short[0] | short[2])),
+            Cat(short[2:-1], Mux(short[-1], left_over, 0)) + (short[1] & (short[0] | short[2])),
         )
         result = Signal(Float)
         m.d.comb += [result.as_value().eq(Cat(rounded, sign)), result.sign.eq(sign)]
