@@ -6,7 +6,7 @@ from amaranth.hdl import Cat, Const, Module, Mux, Signal, Value, signed
 from amaranth.lib import wiring
 from amaranth.lib.wiring import In, Out
 
-from hdl.lib.arith import gated
+from hdl.lib.arith import gated, tree_sum
 from hdl.lib.fp32 import Float, FloatMultiply
 from hdl.lib.verilog import lint_unused
 from model.activation import LOG2E, POINT, POSITION, POWER_POINT, Function, logarithm_table, power_table
@@ -142,18 +142,22 @@ class Activation(wiring.Component):
         )
 
         # Minus the exponent, as a whole number and a fraction.
-        # Minus a sum is the inverse of the sum less 1. A start has no fraction, so it and this 1 go into the compressor of the product; that is one
-        # if all terms are unsigned, modulo a power of two. What the sign of a rise counts is such a term, inverted, and a constant.
+        # Minus a sum is the inverse of the sum less 1. A start has no fraction, so it and this 1 go into the compressor of the product, for which
+        # all terms are unsigned, modulo a power of two. What the sign of a rise counts is such a term, inverted, and a constant.
         rests = Signal(signed(len(start) + POSITION + 1), attrs=lint_unused("more bits than matter"))
         scaled = Signal(width + POINT + 1, attrs=lint_unused("more bits than matter"))
         minus = Signal(signed(width + 1))
         low, size = len(rise) - 1, len(rests)
         m.d.comb += [
             rests.eq(
-                rise[:low] * position
-                + Cat(Const(0, low), ~gated(position, rise[low]), Const(-1, size - low - POSITION))
-                + Cat(Const(0, POSITION), start, start[-1])
-                + Const((1 << low) - (1 << POSITION) & (1 << size) - 1, size)
+                tree_sum(
+                    [
+                        *(Cat(Const(0, k), gated(rise[:low], position[k])) for k in range(POSITION)),
+                        Cat(Const(0, low), ~gated(position, rise[low]), Const(-1, size - low - POSITION)),
+                        Cat(Const(0, POSITION), start, start[-1]),
+                        Const((1 << low) - (1 << POSITION) & (1 << size) - 1, size),
+                    ]
+                )
             ),
             scaled.eq(main * Const(LOG2E)),
             minus.eq(~((scaled >> POINT) + (rests >> POSITION))),

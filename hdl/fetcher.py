@@ -222,19 +222,24 @@ class Fetcher(wiring.Component):
             m.d.sync += self.error.eq(self.done.payload)
 
         if refinement:
-            # A byte of offsets for every bit of the masks.
-            sum_, total = Signal(octets_bits), Signal(octets_bits)
+            # A byte of offsets for every bit of the masks. A word's bits are counted when it comes, before it is known whether they are masks, and
+            # added to those before in the next cycle.
             masks = queues[_MASKS]
-            # They are counted as they come, which is before it is known whether they are.
-            came = tree_sum(list(self.word.payload.data[: len(masks.payload)]))
-            m.d.comb += total.eq(sum_ + gated(came, ~refused))
-            counted, count = Signal(), Signal(octets_bits)
-            with m.If(counts.input.ready):
-                m.d.sync += counted.eq(0)
-            with m.If(masks.valid):
-                m.d.sync += sum_.eq(total)
-                with m.If(ends):
-                    m.d.sync += [sum_.eq(0), counted.eq(1), count.eq(total)]
+            bits = list(self.word.payload.data[: len(masks.payload)])
+            came = Signal(len(bits).bit_length())
+            sum_, total = Signal(octets_bits), Signal(octets_bits)
+            adds, counted = Signal(), Signal()
+            m.d.sync += [
+                came.eq(gated(tree_sum(bits), ~refused)),
+                adds.eq(masks.valid),
+                counted.eq(masks.valid & ends),
+            ]
+            with m.If(adds):
+                m.d.sync += sum_.eq(Mux(counted, 0, total))
             # There is room for as many counts as there can be masks.
-            m.d.comb += [counts.input.valid.eq(counted), counts.input.payload.eq(count)]
+            m.d.comb += [
+                total.eq(sum_ + came),
+                counts.input.valid.eq(counted),
+                counts.input.payload.eq(total),
+            ]
         return m

@@ -55,11 +55,6 @@ def _pairs(command: data.View) -> Value:
     return Mux(command.mode_nvfp4, command.n[1:] + command.n[0], command.n)
 
 
-def _split(value: Value, limit: int) -> tuple[Value, Value]:
-    """Return a value's bits that ``limit`` has too, and whether there are others."""
-    return value[: limit.bit_length()], value[limit.bit_length() :].any()
-
-
 class ActivationBank(wiring.Component):
     """Bank of a row: sends a tile's activation vectors in the order in which they are stored, 1 per cycle.
 
@@ -335,34 +330,44 @@ class TileEngine(wiring.Component):
                 hits.append(hit if kind else hit & ~load.odd)
 
         # Tiles. Elements get their commands by way of a buffer, so that banks can send ahead.
-        m.submodules.commands = commands = StreamBuffer(command_layout(config.pe))
+        m.submodules.commands = commands = StreamBuffer(command_layout(config.pe), late_valid=True)
         wiring.connect(m, commands.output, array.command)
         tile = self.tile.payload
         _, refused = check_command(config.pe, tile.command)
         held, command = Signal(command_layout(config.pe)), Signal(command_layout(config.pe))
-        left = Signal(len(command.kv))
-        continues = Signal()  # left is not 0
+        # K-vectors that are left of the tile: those behind the last offer if it was taken, and whether there are any.
+        before, behind = Signal(len(command.kv)), Signal(len(command.kv))
+        left, most = Signal.like(before), Signal.like(before)
+        # ``begins`` is the opposite of ``continues``, in a register of its own because each has much to drive.
+        took, continues, begins = Signal(), Signal(), Signal(init=1)
         pairs = Mux(continues, _pairs(held), _pairs(tile.command))
-        # What is longer than a bank is too long; its upper bits need not be multiplied.
-        short, long = _split(tile.segment, config.weight_depth)
-        beyond = (
-            (tile.activation_base + command.m * tile.segment > config.activation_depth)
-            | (pairs * short > config.weight_depth)
-            | long
-        )
-        bad, starts = Signal(), Signal()
-        most = Signal(len(left))
+        # Places are counted from the last one that is needed: beyond a bank are those with a higher bit, which no comparison has to find. None are
+        # needed only of what is bad anyway. Of a segment longer than a bank, upper bits need not be multiplied.
+        depths = config.activation_depth, config.weight_depth
+        lasts = Signal(len(command.m) + len(tile.segment) + 1), Signal(len(pairs) + depths[1].bit_length())
+        short, long = tile.segment[: depths[1].bit_length()], tile.segment[depths[1].bit_length() :].any()
+        beyond = Cat(last[depth.bit_length() - 1 :].any() for last, depth in zip(lasts, depths, strict=True))
+        offered, fits, bad, starts = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
+            left.eq(Mux(took, behind, before)),
             command.eq(Mux(continues, held, tile.command)),
-            most.eq(Mux(continues, left, tile.command.kv)),
-            bad.eq((~continues & refused) | beyond | ~tile.segment.any() | (tile.segment > most)),
+            most.eq(Mux(begins, tile.command.kv, left)),
+            lasts[0].eq(tile.activation_base + command.m * tile.segment - 1),
+            lasts[1].eq(pairs * short - 1),
             self.tile.ready.eq(Cat(bank.request.ready for bank in banks).all() & commands.input.ready),
-            starts.eq(self.tile.valid & self.tile.ready & ~bad),
-            commands.input.valid.eq(starts & ~continues),
-            commands.input.payload.eq(command),
+            offered.eq(self.tile.valid & self.tile.ready),
+            # What is known late comes last.
+            fits.eq(~(begins & refused) & ~long & tile.segment.any() & (tile.segment <= most)),
+            bad.eq(~fits | beyond.any()),
+            starts.eq(offered & fits & ~beyond.any()),
+            commands.input.valid.eq(offered & fits & begins & ~beyond.any()),
+            commands.input.payload.eq(tile.command),
         ]
+        m.d.sync += [took.eq(starts), before.eq(left), behind.eq(most - tile.segment)]
         with m.If(starts):
-            m.d.sync += [held.eq(command), left.eq(most - tile.segment), continues.eq(most != tile.segment)]
+            m.d.sync += [continues.eq(most != tile.segment), begins.eq(most == tile.segment)]
+        with m.If(begins):
+            m.d.sync += held.eq(tile.command)
         for bank in a_banks:
             request = bank.request.payload
             m.d.comb += [request.base.eq(tile.activation_base), request.m.eq(command.m)]
@@ -388,7 +393,7 @@ class TileEngine(wiring.Component):
         ]
         with m.If(clear):
             m.d.sync += [refusals.eq(0), bad_load.eq(0)]
-        with m.If(self.tile.valid & self.tile.ready & bad):
+        with m.If(offered & bad):
             m.d.sync += refusals.eq(1)
         with m.If(self.load.valid & ~Cat(hits).any()):
             m.d.sync += bad_load.eq(1)

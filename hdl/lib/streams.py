@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from amaranth.hdl import Cat, Module, Shape, ShapeLike, Signal, Value
+from amaranth.hdl import Cat, Const, Module, Shape, ShapeLike, Signal, Value
 from amaranth.lib import stream, wiring
 from amaranth.lib.fifo import SyncFIFOBuffered
 from amaranth.lib.wiring import In, Out
@@ -13,14 +13,21 @@ __all__ = ["StreamBuffer", "StreamFifo", "multicast"]
 class StreamBuffer(wiring.Component):
     """A register stage with room for two, so that neither ``valid`` nor ``ready`` passes through; 1 word per cycle, latency 1.
 
+    Parameters
+    ----------
+    shape : ShapeLike
+    late_valid : bool
+        Take payloads before it is known whether they are offered: the path from ``valid`` is short, but registers move more often.
+
     Members
     -------
     input : In(stream)
     output : Out(stream)
     """
 
-    def __init__(self, shape: ShapeLike):
+    def __init__(self, shape: ShapeLike, *, late_valid: bool = False):
         self._shape = shape
+        self._late_valid = late_valid
         super().__init__({"input": In(stream.Signature(shape)), "output": Out(stream.Signature(shape))})
 
     def elaborate(self, platform: object) -> Module:
@@ -28,6 +35,7 @@ class StreamBuffer(wiring.Component):
         m = Module()
         front, spare = Signal(self._shape), Signal(self._shape)
         front_full, spare_full = Signal(), Signal()
+        takes = Const(1, 1) if self._late_valid else self.input.valid
         m.d.comb += [
             self.output.payload.eq(front),
             self.output.valid.eq(front_full),
@@ -40,10 +48,10 @@ class StreamBuffer(wiring.Component):
             ]
             with m.If(spare_full):
                 m.d.sync += front.eq(spare)
-            with m.Elif(self.input.valid):
+            with m.Elif(takes):
                 m.d.sync += front.eq(self.input.payload)
-        with m.Elif(self.input.valid & ~spare_full):
-            m.d.sync += [spare.eq(self.input.payload), spare_full.eq(1)]
+        with m.Elif(takes & ~spare_full):
+            m.d.sync += [spare.eq(self.input.payload), spare_full.eq(self.input.valid if self._late_valid else 1)]
         return m
 
 
