@@ -97,9 +97,7 @@ class Walker(wiring.Component):
         out_next, out_tile = (Signal(place_bits(config), name=f"out_{n}") for n in ("next", "tile"))
         a_left, w_left, row_left = (Signal(MAX_ROWS.bit_length(), name=f"{n}_left") for n in ("a", "w", "row"))
         # K-vectors of the tile before the segment, and from its begin on: what is left need not wait for a difference.
-        k_start, k_left, k_row, length = (
-            Signal(len(job.kv), name=n) for n in ("k_start", "k_left", "k_row", "length")
-        )
+        k_start, k_left, k_row, length = (Signal(len(job.kv), name=n) for n in ("k_start", "k_left", "k_row", "length"))
         weight, odd = Signal(), Signal()
         index = Signal(range(max(config.rows, config.columns)))
         place = Signal(max(len(job.tile_m), len(job.tile_n)))
