@@ -151,11 +151,14 @@ class Assembler(wiring.Component):
         left = Signal(len(piece.octets))
         end = Signal(range(2 * octets))
         over = Signal()
+        ahead = Signal(range(2 * octets))
         window = Signal((SUBGROUPS * blocks) * 8)
         sight = Cat(current, self.offsets.payload)
         m.d.comb += [
             end.eq(at + needs),
-            over.eq(end > octets),
+            # end > octets, as a carry: the vector's needs are known late.
+            ahead.eq(at + (octets - 1)),
+            over.eq((ahead + needs)[len(ahead)]),
             window.eq(selected([sight[8 * i :][: len(window)] for i in range(octets)], at)),
         ]
         fills = ~have & left.any()

@@ -222,15 +222,16 @@ class Fetcher(wiring.Component):
             m.d.sync += self.error.eq(self.done.payload)
 
         if refinement:
-            # A byte of offsets for every bit of the masks. A word's bits are counted when it comes, before it is known whether they are masks, and
-            # added to those before in the next cycle.
+            # A byte of offsets for every bit of the masks. The bits of a word's halves are counted when it comes, before it is known whether they are
+            # masks, and added to those before in the next cycle.
             masks = queues[_MASKS]
             bits = list(self.word.payload.data[: len(masks.payload)])
-            came = Signal(len(bits).bit_length())
+            halves = [bits[::2], bits[1::2]]
+            came = [Signal(len(half).bit_length(), name=f"came_{i}") for i, half in enumerate(halves)]
             sum_, total = Signal(octets_bits), Signal(octets_bits)
             adds, counted = Signal(), Signal()
             m.d.sync += [
-                came.eq(gated(tree_sum(bits), ~refused)),
+                *(count.eq(gated(tree_sum(half), ~refused)) for count, half in zip(came, halves, strict=True)),
                 adds.eq(masks.valid),
                 counted.eq(masks.valid & ends),
             ]
@@ -238,7 +239,7 @@ class Fetcher(wiring.Component):
                 m.d.sync += sum_.eq(Mux(counted, 0, total))
             # There is room for as many counts as there can be masks.
             m.d.comb += [
-                total.eq(sum_ + came),
+                total.eq(tree_sum([sum_, *came])),
                 counts.input.valid.eq(counted),
                 counts.input.payload.eq(total),
             ]
