@@ -50,7 +50,8 @@ class Assembler(wiring.Component):
         size = vector_bytes(config)
 
         piece = Signal(piece_layout(config))
-        active, go, last, takes = Signal(), Signal(), Signal(), Signal()
+        # ``may``: all but the offsets, about which is known late, is there.
+        active, may, go, last, takes = Signal(), Signal(), Signal(), Signal(), Signal()
         vector = Signal(range(CHUNK))
         m.submodules.loads = loads = StreamBuffer(
             data.StructLayout({"word": load_layout(config), "last": 1, "ends": 1})
@@ -100,10 +101,11 @@ class Assembler(wiring.Component):
         waits: Value = Const(0, 1)
         if refinement:
             ready &= ~piece.refined | self.masks.valid
-            waits = self._records(m, piece, vector, entry, go, last, takes)
+            waits = self._records(m, piece, vector, entry, may, go, last, takes)
         m.d.comb += [
             last.eq(vector == piece.count - 1),
-            go.eq(active & loads.input.ready & (piece.zero | ready) & ~waits),
+            may.eq(active & loads.input.ready & (piece.zero | ready)),
+            go.eq(may & ~waits),
             loads.input.valid.eq(go),
             takes.eq(~active | (go & last)),
             self.piece.ready.eq(takes),
@@ -125,7 +127,15 @@ class Assembler(wiring.Component):
         return m
 
     def _records(
-        self, m: Module, piece: data.View, vector: Signal, entry: data.View, go: Signal, last: Signal, takes: Signal
+        self,
+        m: Module,
+        piece: data.View,
+        vector: Signal,
+        entry: data.View,
+        may: Signal,
+        go: Signal,
+        last: Signal,
+        takes: Signal,
     ) -> Value:
         """Build the readers of masks and offsets and return whether the vector's offsets are missing."""
         config = self._config
@@ -136,12 +146,12 @@ class Assembler(wiring.Component):
         slots = len(words) // bits
         count = exact_log2(slots)
         refines = Signal()
-        masks = Signal(bits)
+        masks, waits = Signal(bits), Signal()
         needs = Signal((SUBGROUPS * blocks).bit_length())
         m.d.comb += [
             refines.eq(piece.refined & ~piece.zero),
             masks.eq(gated(selected([words.word_select(i, bits) for i in range(slots)], vector[:count]), refines)),
-            self.masks.ready.eq(go & refines & (vector[:count].all() | last)),
+            self.masks.ready.eq((may & refines & (vector[:count].all() | last)) & ~waits),
             needs.eq(tree_sum(list(masks))),
         ]
 
@@ -163,7 +173,12 @@ class Assembler(wiring.Component):
         ]
         fills = ~have & left.any()
         crosses = go & refines & have & (end >= octets) & needs.any()
-        m.d.comb += self.offsets.ready.eq(fills | (crosses & over))
+        # Without masks nothing is needed, so nothing is missing; the count of needs is the last to be known.
+        m.d.comb += [
+            waits.eq((~have & masks.any()) | (over & ~self.offsets.valid)),
+            # What goes on in the next word moves if that is there.
+            self.offsets.ready.eq(fills | ((may & have & self.offsets.valid) & over)),
+        ]
         with m.If(fills & self.offsets.valid):
             m.d.sync += [current.eq(self.offsets.payload), have.eq(1)]
         with m.If(go & refines):
@@ -186,5 +201,4 @@ class Assembler(wiring.Component):
                 octet = selected([window.word_select(j, 8) for j in range(i, SUBGROUPS * blocks)], before)
                 m.d.comb += record.offsets[i].eq(Mux(ones > i if i else ones.any(), octet, 0))
             following = before + ones
-        # Without masks nothing is needed, so nothing is missing; the count of needs is the last to be known.
-        return (~have & masks.any()) | (over & ~self.offsets.valid)
+        return waits

@@ -225,8 +225,8 @@ class Fetcher(wiring.Component):
             # A byte of offsets for every bit of the masks. The bits of a word's halves are counted when it comes, before it is known whether they are
             # masks, and added to those before in the next cycle.
             masks = queues[_MASKS]
-            bits = list(self.word.payload.data[: len(masks.payload)])
-            halves = [bits[::2], bits[1::2]]
+            ones = list(self.word.payload.data[: len(masks.payload)])
+            halves = [ones[::2], ones[1::2]]
             came = [Signal(len(half).bit_length(), name=f"came_{i}") for i, half in enumerate(halves)]
             sum_, total = Signal(octets_bits), Signal(octets_bits)
             adds, counted = Signal(), Signal()

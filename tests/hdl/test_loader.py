@@ -603,7 +603,7 @@ BUGS = {
     "scales' request for a mask's": (mixed, Fetcher, "kind.eq(_MASKS)", "kind.eq(_SCALES)"),
     "zeros of padding": (mixed, Assembler, "Mux(piece.zero, 0, codes)", "codes"),
     "offsets of the second block": (mixed, Assembler, "before.eq(following)", "before.eq(0)"),
-    "offsets across words": (mixed, Assembler, "over.eq(end > octets)", "over.eq(end >= octets)"),
+    "offsets across words": (mixed, Assembler, "at + (octets - 1)", "at + octets"),
     "offsets before their piece": (short, Assembler, "Mux(self.piece.valid, self.piece.payload.octets, 0)", OCTETS),
     "second offset always": (mixed, Assembler, "Mux(ones > i if i else ones.any(), octet, 0)", "octet"),
     "word given up late": (mixed, Assembler, "(place.all() | last)", "place.all()"),

@@ -469,7 +469,7 @@ def few_jobs(rng, lanes):
 
 BUGS = {
     "": ("class Ppu(", "class Ppu("),
-    "numbers are converted": ("Mux(self.integers, convert", "Mux(1, convert"),
+    "numbers are converted": ("gated(self.value, self.integers)", "self.value"),
     "a residual that is not wanted": (
         "Mux(self.adds, self.residual.as_value(), 1 << _NUMBER - 1)",
         "self.residual.as_value()",
