@@ -8,6 +8,7 @@ from amaranth.utils import exact_log2
 from hdl.job import piece_layout, vector_bytes, word_bits
 from hdl.lib.arith import gated, selected, tree_sum
 from hdl.lib.streams import StreamBuffer
+from hdl.lib.verilog import lint_unused
 from hdl.tile_engine import load_layout
 from model.accelerator import CHUNK, AcceleratorConfig
 from model.pe import OFFSET_BYTES
@@ -162,13 +163,15 @@ class Assembler(wiring.Component):
         end = Signal(range(2 * octets))
         over = Signal()
         ahead = Signal(range(2 * octets))
+        reach = Signal(len(ahead) + 1, attrs=lint_unused("only what is carried out of it matters"))
         window = Signal((SUBGROUPS * blocks) * 8)
         sight = Cat(current, self.offsets.payload)
         m.d.comb += [
             end.eq(at + needs),
             # end > octets, as a carry: the vector's needs are known late.
             ahead.eq(at + (octets - 1)),
-            over.eq((ahead + needs)[len(ahead)]),
+            reach.eq(ahead + needs),
+            over.eq(reach[-1]),
             window.eq(selected([sight[8 * i :][: len(window)] for i in range(octets)], at)),
         ]
         fills = ~have & left.any()

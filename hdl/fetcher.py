@@ -237,7 +237,7 @@ class Fetcher(wiring.Component):
             ]
             with m.If(adds):
                 m.d.sync += sum_.eq(Mux(counted, 0, total))
-            # There is room for as many counts as there can be masks.
+            counts.input.ready.attrs.update(lint_unused("there is room for as many counts as there can be masks"))
             m.d.comb += [
                 total.eq(tree_sum([sum_, *came])),
                 counts.input.valid.eq(counted),

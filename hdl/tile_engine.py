@@ -11,6 +11,7 @@ from hdl.array import Array
 from hdl.collector import activation_entry, weight_entry
 from hdl.lib.shared import Shared, Unit
 from hdl.lib.streams import StreamBuffer
+from hdl.lib.verilog import lint_unused
 from hdl.pe import PeStatus, ResultWord, check_command, command_layout
 from hdl.weight_encoder import WeightEncoder
 from model.tile_engine import EngineConfig
@@ -50,9 +51,9 @@ class EngineStatus(data.Struct):
     bad_load: 1
 
 
-def _pairs(command: data.View) -> Value:
+def _pairs(size: data.View) -> Value:
     """Return the entries of a column's bank that a K-vector takes."""
-    return Mux(command.mode_nvfp4, command.n[1:] + command.n[0], command.n)
+    return Mux(size.mode_nvfp4, size.n[1:] + size.n[0], size.n)
 
 
 class ActivationBank(wiring.Component):
@@ -334,25 +335,31 @@ class TileEngine(wiring.Component):
         wiring.connect(m, commands.output, array.command)
         tile = self.tile.payload
         _, refused = check_command(config.pe, tile.command)
-        held, command = Signal(command_layout(config.pe)), Signal(command_layout(config.pe))
+        sizes = data.StructLayout({"m": len(tile.command.m), "n": len(tile.command.n), "mode_nvfp4": 1})
+        given, held, size = Signal(sizes), Signal(sizes), Signal(sizes)
         # K-vectors that are left of the tile: those behind the last offer if it was taken, and whether there are any.
-        before, behind = Signal(len(command.kv)), Signal(len(command.kv))
-        left, most = Signal.like(before), Signal.like(before)
+        before, behind = (Signal(len(tile.command.kv), name=name) for name in ("before", "behind"))
+        left, most = Signal.like(before, name="left"), Signal.like(before, name="most")
         # ``begins`` is the opposite of ``continues``, in a register of its own because each has much to drive.
         took, continues, begins = Signal(), Signal(), Signal(init=1)
-        pairs = Mux(continues, _pairs(held), _pairs(tile.command))
+        pairs = Mux(continues, _pairs(held), _pairs(given))
         # Places are counted from the last one that is needed: beyond a bank are those with a higher bit, which no comparison has to find. None are
         # needed only of what is bad anyway. Of a segment longer than a bank, upper bits need not be multiplied.
         depths = config.activation_depth, config.weight_depth
-        lasts = Signal(len(command.m) + len(tile.segment) + 1), Signal(len(pairs) + depths[1].bit_length())
+        bits = len(size.m) + len(tile.segment) + 1, len(pairs) + depths[1].bit_length()
+        lasts = [
+            Signal(width, name=f"last_{kind}", attrs=lint_unused("only whether it is beyond matters"))
+            for kind, width in zip("aw", bits, strict=True)
+        ]
         short, long = tile.segment[: depths[1].bit_length()], tile.segment[depths[1].bit_length() :].any()
         beyond = Cat(last[depth.bit_length() - 1 :].any() for last, depth in zip(lasts, depths, strict=True))
         offered, fits, bad, starts = Signal(), Signal(), Signal(), Signal()
         m.d.comb += [
             left.eq(Mux(took, behind, before)),
-            command.eq(Mux(continues, held, tile.command)),
+            *(given[name].eq(tile.command[name]) for name in sizes.members),
+            size.eq(Mux(continues, held.as_value(), given.as_value())),
             most.eq(Mux(begins, tile.command.kv, left)),
-            lasts[0].eq(tile.activation_base + command.m * tile.segment - 1),
+            lasts[0].eq(tile.activation_base + size.m * tile.segment - 1),
             lasts[1].eq(pairs * short - 1),
             self.tile.ready.eq(Cat(bank.request.ready for bank in banks).all() & commands.input.ready),
             offered.eq(self.tile.valid & self.tile.ready),
@@ -367,16 +374,16 @@ class TileEngine(wiring.Component):
         with m.If(starts):
             m.d.sync += [continues.eq(most != tile.segment), begins.eq(most == tile.segment)]
         with m.If(begins):
-            m.d.sync += held.eq(tile.command)
+            m.d.sync += held.eq(given)
         for bank in a_banks:
             request = bank.request.payload
-            m.d.comb += [request.base.eq(tile.activation_base), request.m.eq(command.m)]
+            m.d.comb += [request.base.eq(tile.activation_base), request.m.eq(size.m)]
         for bank in w_banks:
             request = bank.request.payload
             m.d.comb += [
                 request.base.eq(tile.weight_base),
-                request.n.eq(command.n),
-                request.mode_nvfp4.eq(command.mode_nvfp4),
+                request.n.eq(size.n),
+                request.mode_nvfp4.eq(size.mode_nvfp4),
             ]
         for bank in banks:
             m.d.comb += [bank.request.valid.eq(starts), bank.request.payload.kv.eq(tile.segment)]

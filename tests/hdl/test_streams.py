@@ -12,14 +12,14 @@ from hdl.lib.verilog import to_verilog
 
 
 def transfers(dut, offered, taken):
-    """Offer numbers in cycles in which ``offered`` says so, take in those of ``taken``; returns (cycle, number) of what came out."""
+    """Offer numbers in cycles in which ``offered`` says so and junk in others, take in those of ``taken``; returns (cycle, number) of what came out."""
     out = []
 
     async def bench(ctx):
         number = 1
         for cycle, (offer, take) in enumerate(zip(offered, taken, strict=True)):
             ctx.set(dut.input.valid, offer)
-            ctx.set(dut.input.payload, number)
+            ctx.set(dut.input.payload, number if offer else 255 - cycle)
             ctx.set(dut.output.ready, take)
             *_, ready, valid, payload = await ctx.tick().sample(dut.input.ready, dut.output.valid, dut.output.payload)
             number += offer and ready
@@ -43,8 +43,9 @@ def test_a_buffer_keeps_two_words_and_loses_none_when_it_is_not_emptied():
     assert [cycle for cycle, _ in out] == list(range(5, 12))
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("pattern", range(1, 64))
-def test_a_buffer_is_a_queue_of_two_for_every_pattern_of_offers(pattern):
+def test_a_buffer_is_a_queue_of_two_for_every_pattern_of_offers(pattern, late):
     offered = [pattern >> n % 6 & 1 for n in range(60)]
     for takes in (0b1, 0b011, 0b101, 0b0111):
         taken = [takes >> n % 4 & 1 for n in range(60)]
@@ -57,7 +58,7 @@ def test_a_buffer_is_a_queue_of_two_for_every_pattern_of_offers(pattern):
                 queue.append(number)
                 number += 1
         assert len(expected) >= 5
-        assert transfers(StreamBuffer(8), offered, taken) == expected
+        assert transfers(StreamBuffer(8, late_valid=late), offered, taken) == expected
 
 
 class Fork(wiring.Component):
