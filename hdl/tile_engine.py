@@ -346,7 +346,7 @@ class TileEngine(wiring.Component):
         # Places are counted from the last one that is needed: beyond a bank are those with a higher bit, which no comparison has to find. None are
         # needed only of what is bad anyway. Of a segment longer than a bank, upper bits need not be multiplied.
         depths = config.activation_depth, config.weight_depth
-        bits = len(size.m) + len(tile.segment) + 1, len(pairs) + depths[1].bit_length()
+        bits = max(len(tile.activation_base), len(size.m) + len(tile.segment)) + 1, len(pairs) + depths[1].bit_length()
         lasts = [
             Signal(width, name=f"last_{kind}", attrs=lint_unused("only whether it is beyond matters"))
             for kind, width in zip("aw", bits, strict=True)

@@ -305,7 +305,10 @@ class FloatAdd(wiring.Component):
         # The sum's top bit counts twice what the exponent says. The exponent may not fall below 1: a bit that stands for that ends the search
         # for the leading one, so that no comparison is behind it.
         total = Signal(width + 1)
-        lowest, ends = Signal(width + 1), Signal(width + 1, attrs=lint_unused("only the highest bit that is set matters"))
+        lowest, ends = (
+            Signal(width + 1),
+            Signal(width + 1, attrs=lint_unused("only the highest bit that is set matters")),
+        )
         m.d.comb += total.eq(Cat(Const(0, 3), large) + (small ^ differ.replicate(width)) + differ)
         total = Cat(total[:width], total[width] & ~differ)
         m.d.comb += lowest.eq(Cat((exponent == width - i) for i in range(width)))
