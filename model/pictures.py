@@ -7,7 +7,7 @@ from typing import Any
 
 from model.command import CommandError, check_outputs, write_files
 
-__all__ = ["COLOURS", "PictureError", "bars", "blank", "check_picture", "stacks", "write_picture"]
+__all__ = ["COLOURS", "PictureError", "bars", "blank", "check_picture", "drawn", "stacks", "write_picture"]
 
 COLOURS = (
     "#4477aa",
@@ -59,18 +59,23 @@ def check_picture(path: Path | None) -> None:
         check_outputs(path)
 
 
-def write_picture(path: Path, figure: Any) -> None:
-    """Write a figure as ``.svg`` or ``.png``, by the name of the file, without date and version."""
+def drawn(figure: Any, suffix: str = ".svg") -> bytes:
+    """Return the bytes of a figure as ``.svg`` or ``.png``, without date and version."""
     import matplotlib
 
     out = io.BytesIO()
-    svg = path.suffix == ".svg"
+    svg = suffix == ".svg"
     with matplotlib.rc_context({"svg.hashsalt": "autoematic", "svg.fonttype": "none"}):
         metadata = {"Date": None, "Creator": None} if svg else {"Software": None}
-        figure.savefig(out, format=path.suffix[1:], dpi=110, metadata=metadata)
+        figure.savefig(out, format=suffix[1:], dpi=110, metadata=metadata)
     data = out.getvalue()
     # Lines of the SVG's paths end in a space.
-    write_files({path: b"\n".join(line.rstrip() for line in data.splitlines()) + b"\n" if svg else data})
+    return b"\n".join(line.rstrip() for line in data.splitlines()) + b"\n" if svg else data
+
+
+def write_picture(path: Path, figure: Any) -> None:
+    """Write a figure as ``.svg`` or ``.png``, by the name of the file; see :func:`drawn`."""
+    write_files({path: drawn(figure, path.suffix)})
 
 
 def bars(values: Mapping[str, Mapping[str, float]], title: str, label: str, line: float | None = None) -> Any:
@@ -95,13 +100,13 @@ def bars(values: Mapping[str, Mapping[str, float]], title: str, label: str, line
         drawn = axes.barh(places, lengths, thick * 0.92, label=name, color=COLOURS[index % len(COLOURS)])
         axes.bar_label(drawn, fmt="{:.4g}", padding=3, fontsize=8)
     axes.set_yticks(range(len(values)), list(values))
-    axes.invert_yaxis()
     axes.margins(x=0.1)
-    axes.set(title=title, xlabel=label)
+    # A margin that is a share of the height grows with the rows.
+    axes.set(title=title, xlabel=label, ylim=(len(values) - 0.4, -0.6))
     if line is not None:
-        axes.axvline(line, color="black", linewidth=0.8, linestyle="--")
+        axes.axvline(line, color="black", linewidth=0.8, linestyle="--", zorder=0)
     if len(series) > 1:
-        axes.legend(loc="best", fontsize=8)
+        figure.legend(loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     return figure
 
 

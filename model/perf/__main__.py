@@ -4,20 +4,21 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from model.command import Progress, check_outputs, command, write_files
 from model.perf.calibration import calibration
 from model.perf.constants import constants
 from model.perf.estimate import Estimate, estimate
-from model.perf.hardware import DATAPATHS, PAPER, PRECISIONS, REFERENCE, SCHEDULES
+from model.perf.hardware import DATAPATHS, PAPER, PRECISIONS, REFERENCE, SCHEDULES, Hardware
 from model.perf.language_model import LanguageModel, packaged, read_model
 from model.perf.paper import figures
 from model.perf.pictures import energy_bars, latency_bars, roofline, timeline
 from model.perf.sweep import KNOBS, hardware_of
 from model.perf.workload import Mix, read_mix
-from model.pictures import PictureError, bars, write_picture
+from model.pictures import bars, blank, drawn
 
 _NUMBERS: dict[str, tuple[type, str]] = {
     "accelerators": (int, "accelerators that share the memory"),
@@ -46,6 +47,10 @@ _DEFAULTS: dict[str, Any] = {
 }
 """What a request has if nothing else is said; the paper's figures have their own."""
 _EVERYWHERE = {"config", "output", "no_picture", "quiet"}
+_PICTURES = ("latency", "energy", "roofline", "timeline")
+
+Found = tuple[dict[str, Any], dict[str, Any]]
+"""What a command has for ``estimate.json``, and pictures by name."""
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
@@ -72,76 +77,72 @@ _COLUMNS = {
     "memory_bytes": "memory, bytes",
     "use": "use of elements",
     "area_ge": "area, GE",
+    "array_seconds": "never waiting, s",
+    "speed": "times NVFP4-only's speed",
 }
 
 
-def _request(options: argparse.Namespace, model: LanguageModel, mix: Mix) -> dict[str, Any]:
+def _hardware(options: argparse.Namespace) -> Hardware:
     given = {name: getattr(options, name) for name in _NUMBERS if getattr(options, name) is not None}
-    hardware = hardware_of(
+    return hardware_of(
         given | {"schedule": options.schedule, "overlap": options.overlap, "refinement": options.refinement}
     )
-    chosen = [DATAPATHS[name] for name in options.datapaths]
+
+
+def _request(options: argparse.Namespace, hardware: Hardware, model: LanguageModel, mix: Mix) -> Found:
+    chosen = [DATAPATHS[name] for name in dict.fromkeys(options.datapaths)]
     sizes = options.prompt, options.output_tokens, options.batch
+    progress = Progress(options.quiet or options.schedule == "array")
     found: list[Estimate] = []
     for number, datapath in enumerate(chosen, 1):
         found.append(estimate(model, hardware, datapath, mix, *sizes))
-        if not options.quiet and options.schedule == "rtl":
-            print(f"{number} of {len(chosen)} datapaths", file=sys.stderr, flush=True)
+        progress(f"{number} of {len(chosen)} datapaths")
     rows = [each.as_json() for each in found]
     if options.schedule == "rtl":
         never = replace(hardware, schedule="array", latency=0, overlap=True)
         for row, datapath in zip(rows, chosen, strict=True):
             row["array_seconds"] = float(estimate(model, never, datapath, mix, *sizes).total.seconds)
-    columns = _COLUMNS if options.schedule == "array" else _COLUMNS | {"array_seconds": "never waiting, s"}
     base = next((row for row, each in zip(rows, chosen, strict=True) if each.name == "nvfp4"), None)
-    heads = ["datapath", *columns.values(), *(["times NVFP4-only's speed"] if base else [])]
-    lines = [heads]
-    for row in rows:
-        more = [f"{base['seconds'] / row['seconds']:.3f}"] if base else []
-        lines.append([row["datapath"], *(f"{row[name]:.4g}" for name in columns), *more])
+    if base is not None:
+        for row in rows:
+            row["speed"] = base["seconds"] / row["seconds"]
+    columns = {name: head for name, head in _COLUMNS.items() if name in rows[0]}
+    lines = [["datapath", *columns.values()]]
+    lines += ([row["datapath"], *(f"{row[name]:.4g}" for name in columns)] for row in rows)
+    weights = {"all": model.weights(), "token": model.weights(active=True)}
     print(
-        f"{model.name}: {model.weights() / 1e9:.3g} · 10⁹ weights, {model.weights(active=True) / 1e9:.3g} · 10⁹ for a token"
+        f"{model.name}: {_count(weights['all'])} weights of layers and head, {_count(weights['token'])} of them for a token"
     )
-    for phase in ("prefill", "decode"):
-        print(f"{phase}: {' / '.join(f'{100 * share:.1f}' for share in mix.mean(phase))} % of layers at 2 / 4 / 6 bits")
+    shares = {"prefill": mix.prefill.tolist(), "decode": mix.steps(options.output_tokens).mean(axis=0).tolist()}
+    for phase, values in shares.items():
+        print(f"{phase}: {' / '.join(f'{100 * share:.1f}' for share in values)} % of layers at 2 / 4 / 6 bits")
     print(_table(lines))
+    pictures = {}
     if options.output is not None and not options.no_picture:
-        _write_pictures(
-            options.output,
-            {
-                "latency": latency_bars(found),
-                "energy": energy_bars(found),
-                "roofline": roofline(found),
-                "timeline": timeline(model, hardware, chosen, options.prompt, options.batch, options.timeline),
-            },
-        )
-    settings = {"prompt": options.prompt, "output": options.output_tokens, "batch": options.batch, **given}
-    settings |= {"schedule": options.schedule, "overlap": options.overlap, "refinement": options.refinement}
-    shares = {phase: mix.mean(phase) for phase in ("prefill", "decode")}
-    return {"model": model.name, "settings": settings, "shares": shares, "constants": constants(), "rows": rows}
+        layer = timeline(model, hardware, chosen, options.prompt, options.batch, options.timeline)
+        figures = latency_bars(found), energy_bars(found), roofline(found), layer
+        pictures = dict(zip(_PICTURES, figures, strict=True))
+    settings = asdict(hardware)
+    settings = {"prompt": sizes[0], "output": sizes[1], "batch": sizes[2], **settings.pop("config"), **settings}
+    about = {"model": model.name, "dimensions": asdict(model), "weights": weights, "settings": settings}
+    return about | {"shares": shares, "constants": constants(), "rows": rows}, pictures
 
 
-def _write_pictures(folder: Path, pictures: dict[str, Any]) -> None:
-    for name, figure in pictures.items():
-        write_picture(folder / f"{name}.svg", figure)
+def _count(weights: int) -> str:
+    return f"{weights / 1e9:.4g} · 10⁹" if weights >= 1e9 else f"{weights / 1e6:.4g} · 10⁶"
 
 
-def _paper(options: argparse.Namespace) -> dict[str, Any]:
-    hardware = REFERENCE if options.schedule == "rtl" else PAPER
-
-    def done(name: str) -> None:
-        if not options.quiet and hardware is REFERENCE:
-            print(f"{name} done", file=sys.stderr, flush=True)
-
-    found = figures(hardware, done)
+def _paper(options: argparse.Namespace) -> Found:
+    progress = Progress(options.quiet)
+    found = figures(REFERENCE if options.schedule == "rtl" else PAPER, lambda name: progress(f"{name} done"))
     heads = ("what", "paper", "ours", "without memory", "difference")
     for name, rows in found["tables"].items():
         print(f"{name}:")
         lines = [["" if row[head] is None else str(row[head]) for head in heads] for row in rows]
         print(_table([heads, *lines]), end="\n\n")
     print(*found["explanations"], sep="\n\n")
+    pictures = {}
     if options.output is not None and not options.no_picture:
-        pictures = {}
         for name, rows in found["tables"].items():
             values = {
                 row["what"]: {
@@ -151,11 +152,10 @@ def _paper(options: argparse.Namespace) -> dict[str, Any]:
                 if isinstance(row["paper"], float)
             }
             pictures[name.replace(" ", "-")] = bars(values, name, "ratio", 1.0)
-        _write_pictures(options.output, pictures)
-    return found
+    return found, pictures
 
 
-def _calibration() -> dict[str, Any]:
+def _calibration() -> Found:
     rows = calibration()
     heads = ("elements", "product", "mode", "counted", "model", "difference")
     print(_table([heads, *([str(row[head]) for head in heads] for row in rows)]))
@@ -163,7 +163,7 @@ def _calibration() -> dict[str, Any]:
     print(
         f"{len(rows)} products, off by at most {100 * abs(worst['difference']):.2f} %: {worst['product']}, {worst['mode']}"
     )
-    return {"rows": rows}
+    return {"rows": rows}, {}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -216,17 +216,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def _complete(options: argparse.Namespace) -> None:
     """Give options their defaults; raise ValueError for one that does not do anything."""
-    given = [name for name, value in vars(options).items() if value not in (None, False)]
+    given = [name for name, value in vars(options).items() if value is not None and value is not False]
     heeded = {"paper": _EVERYWHERE | {"schedule"}, "calibration": _EVERYWHERE}.get(options.config, set(given))
     if options.schedule == "array":
         heeded -= {"data_width"}
-    if options.trace:
+    if options.trace is not None:
         heeded -= {"shares", "decode_shares"}
+    if options.output is None or options.no_picture:
+        heeded -= {"timeline"}
     for name in given:
         if name not in heeded:
             where = options.config
             if options.config not in ("paper", "calibration"):
-                where = "schedule array" if name == "data_width" else "a trace, which has its shares"
+                reasons = {"data_width": "schedule array", "timeline": "no pictures"}
+                where = reasons.get(name, "a trace, which has its shares")
             raise ValueError(f"--{name.replace('_', '-')} must be left out with {where}")
     if options.config not in ("paper", "calibration"):
         for name, value in _DEFAULTS.items():
@@ -234,26 +237,29 @@ def _complete(options: argparse.Namespace) -> None:
                 setattr(options, name, value)
 
 
+@command(prefix="model.perf", status=2, interrupted="interrupted, nothing was written")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0, or 2 on bad input."""
     options = _parser().parse_args(arguments)
-    try:
-        _complete(options)
-        if options.output is not None:
-            options.output.mkdir(parents=True, exist_ok=True)
-        if options.config == "paper":
-            found = _paper(options)
-        elif options.config == "calibration":
-            found = _calibration()
-        else:
-            mix = read_mix(options.trace) if options.trace else Mix.of(options.shares, options.decode_shares)
-            found = _request(options, read_model(options.config), mix)
-        if options.output is not None:
-            text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
-            (options.output / "estimate.json").write_text(text, encoding="utf-8", newline="\n")
-    except (OSError, ValueError, TypeError, PictureError) as error:
-        print(f"model.perf: {error}", file=sys.stderr)
-        return 2
+    _complete(options)
+    folder = options.output
+    if folder is not None:
+        check_outputs(
+            folder / "estimate.json", *([] if options.no_picture else (folder / f"{x}.svg" for x in _PICTURES))
+        )
+        if not options.no_picture:
+            blank(1, 1)
+    if options.config == "paper":
+        found, pictures = _paper(options)
+    elif options.config == "calibration":
+        found, pictures = _calibration()
+    else:
+        mix = Mix.of(options.shares, options.decode_shares) if options.trace is None else read_mix(options.trace)
+        found, pictures = _request(options, _hardware(options), read_model(options.config), mix)
+    if folder is not None:
+        files = {folder / f"{name}.svg": drawn(figure) for name, figure in pictures.items()}
+        text = json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+        write_files({folder / "estimate.json": text, **files})
     return 0
 
 

@@ -21,6 +21,10 @@ Float = NDArray[np.float64]
 ENERGIES = ("vector MACs", "idle", "element buffers", "global buffer", "memory")
 """What energy goes to. The first two are measured on the gates; the others are bytes by assumed constants."""
 
+LARGEST = 2**20
+"""Of tokens and sequences: more is a slip of the keyboard, and would take as long to notice."""
+MOST_TOKENS = 2**31
+"""Of all prompts together: rows of a product."""
 MOST_SIZES = 17
 """Sizes of a kind of product whose cycles are predicted in ``rtl``."""
 
@@ -292,7 +296,7 @@ def estimate(
     Raises
     ------
     ValueError
-        A number is not positive, or a size does not fit the banks.
+        A number is out of its range, or a size does not fit the banks.
 
     Examples
     --------
@@ -302,9 +306,11 @@ def estimate(
     >>> found.tokens
     16
     """
-    for name, value in (("prompt", prompt), ("output", output), ("batch", batch)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
+    for name, value in (("prompt", prompt), ("output tokens", output), ("batch", batch)):
+        if not 1 <= value <= LARGEST:
+            raise ValueError(f"{name} must be from 1 to {LARGEST}, not {value}")
+    if prompt * batch > MOST_TOKENS:
+        raise ValueError(f"prompt × batch must be at most {MOST_TOKENS} tokens, not {prompt * batch}")
     phases = (
         ("prefill", prefill(model, prompt, batch), mix.prefill[None], 1),
         ("decode", decode(model, prompt + 1.0 + np.arange(output), batch), mix.steps(output), output),

@@ -121,16 +121,15 @@ class Hardware:
     def __post_init__(self) -> None:
         for name in ("clock_mhz", "bandwidth_gb"):
             value = getattr(self, name)
-            if not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be positive and finite, not {value:g}")
+            if not 1e-6 <= value <= 1e15:
+                raise ValueError(f"{name} must be from 1e-06 to 1e+15, not {value:g}")
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, not {self.schedule!r}")
         if not 0 <= self.refined_share <= 1:
             raise ValueError(f"refined_share must be from 0 to 1, not {self.refined_share:g}")
-        if self.accelerators < 1:
-            raise ValueError(f"accelerators must be at least 1, not {self.accelerators}")
-        if self.latency < 0:
-            raise ValueError(f"latency must not be negative, not {self.latency}")
+        for name, least in (("accelerators", 1), ("latency", 0)):
+            if not least <= getattr(self, name) <= 2**20:
+                raise ValueError(f"{name} must be from {least} to {2**20}, not {getattr(self, name)}")
         if self.schedule == "rtl" and self.overlap:
             raise ValueError("overlap must be False with schedule rtl, which overlaps as the hardware does")
         if self.schedule == "array" and self.latency:

@@ -9,6 +9,21 @@ from typing import Any
 __all__ = ["LanguageModel", "packaged", "read_model"]
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+_PER_TOKEN = ("num_experts_per_tok", "moe_topk")
+_LARGEST = 2**24
+
+# fmt: off
+FAMILIES = frozenset(
+    (
+        "cohere", "deepseek", "ernie4_5", "gemma", "gemma2", "gemma3_text", "glm", "glm4", "glm4_moe", "gpt_oss",
+        "granite", "granitemoe", "granitemoeshared", "helium", "llama", "minimax_m2", "mistral", "mixtral", "olmo",
+        "olmo2", "olmoe", "phi3", "phimoe", "qwen2", "qwen2_5_vl", "qwen2_5_vl_text", "qwen2_moe", "qwen2_vl",
+        "qwen2_vl_text", "qwen3", "qwen3_moe", "qwen3_vl_moe_text", "qwen3_vl_text", "seed_oss", "smollm3",
+        "stablelm",
+    )
+)
+# fmt: on
+"""Values of ``model_type`` whose layers are what :class:`LanguageModel` says; others have the same keys for something else."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +129,7 @@ def read_model(name: str) -> LanguageModel:
     if not path.is_file():
         raise FileNotFoundError(f"CONFIG must be a config.json or one of {', '.join(packaged())}, not {name!r}")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"CONFIG must be JSON in UTF-8: {error}") from None
     return _parsed(path.parent.name if path.name == "config.json" and path.parent.name else path.stem, text)
@@ -128,15 +143,17 @@ def _parsed(name: str, text: str) -> LanguageModel:
     if not isinstance(found, dict):
         raise ValueError("CONFIG must hold an object")
     nested = found.get("text_config")
-    content: dict[str, Any] = nested if isinstance(nested, dict) else found
+    if not isinstance(nested, dict | None):
+        raise ValueError(f"text_config of CONFIG must be an object, not {nested!r}")
+    content: dict[str, Any] = found if nested is None else nested
 
-    def get(*keys: str, default: int | None = None) -> int:
+    def get(*keys: str, default: int | None = None, least: int = 1) -> int:
         for key in keys:
             value = content.get(key)
             if value is None:
                 continue
-            if type(value) is not int or value < 0:
-                raise ValueError(f"{key} of CONFIG must be an integer from 0 on, not {value!r}")
+            if type(value) is not int or not least <= value <= _LARGEST:
+                raise ValueError(f"{key} of CONFIG must be an integer from {least} to {_LARGEST}, not {value!r}")
             return value
         if default is None:
             raise ValueError(f"CONFIG must have {' or '.join(keys)}")
@@ -144,68 +161,56 @@ def _parsed(name: str, text: str) -> LanguageModel:
 
     _refuse(content)
     layers, width, heads = get("num_hidden_layers"), get("hidden_size"), get("num_attention_heads")
-    for key, value in (("num_hidden_layers", layers), ("hidden_size", width), ("num_attention_heads", heads)):
-        if value < 1:
-            raise ValueError(f"{key} of CONFIG must be at least 1, not {value}")
     if content.get("head_dim") is None and width % heads:
         raise ValueError(
             f"hidden_size of CONFIG must be a multiple of num_attention_heads = {heads} without head_dim, not {width}"
         )
     kv_heads = get("num_key_value_heads", default=heads)
-    if kv_heads < 1 or heads % kv_heads:
+    if heads % kv_heads:
         raise ValueError(
             f"num_attention_heads of CONFIG must be a multiple of num_key_value_heads = {kv_heads}, not {heads}"
         )
-    experts = get(*_EXPERTS, default=0)
+    sizes = name, layers, width, get("vocab_size"), heads, kv_heads, get("head_dim", default=width // heads)
+    experts = get(*_EXPERTS, default=0, least=0)
     if experts == 0:
-        return LanguageModel(
-            name,
-            layers,
-            width,
-            get("vocab_size"),
-            heads,
-            kv_heads,
-            get("head_dim", default=width // heads),
-            layers,
-            get("intermediate_size"),
-        )
+        return LanguageModel(*sizes, layers, get("intermediate_size"))
+    chosen = get(*_PER_TOKEN)
+    if chosen > experts:
+        key = next(key for key in _PER_TOKEN if content.get(key) is not None)
+        raise ValueError(f"{key} of CONFIG must be at most {experts} experts, not {chosen}")
     expert_hidden = get("moe_intermediate_size", "intermediate_size")
-    shared = get("shared_expert_intermediate_size", "shared_intermediate_size", default=0)
-    return LanguageModel(
-        name,
-        layers,
-        width,
-        get("vocab_size"),
-        heads,
-        kv_heads,
-        get("head_dim", default=width // heads),
-        _dense_layers(content, layers, get),
-        get("intermediate_size", default=0),
-        experts,
-        get("num_experts_per_tok", "moe_topk"),
-        expert_hidden,
-        shared or get("n_shared_experts", default=0) * expert_hidden,
-    )
+    shared = get("shared_expert_intermediate_size", "shared_intermediate_size", default=0, least=0)
+    dense = _dense_layers(content, layers, get)
+    hidden = get("intermediate_size") if dense else 0
+    shared = shared or get("n_shared_experts", default=0, least=0) * expert_hidden
+    return LanguageModel(*sizes, dense, hidden, experts, chosen, expert_hidden, shared)
 
 
 def _dense_layers(content: dict[str, Any], layers: int, get: Any) -> int:
     """Return how many layers of a mixture of experts have one feed-forward network."""
-    first, step = get("first_k_dense_replace", default=0), get("decoder_sparse_step", default=1)
+    first, step = get("first_k_dense_replace", default=0, least=0), get("decoder_sparse_step", default=1)
     listed = content.get("mlp_only_layers") or []
     if not isinstance(listed, list):
         raise ValueError(f"mlp_only_layers of CONFIG must be a list, not {listed!r}")
-    if step < 1:
-        raise ValueError(f"decoder_sparse_step of CONFIG must be at least 1, not {step}")
     return sum(layer < first or layer in listed or (layer + 1) % step != 0 for layer in range(layers))
 
 
 def _refuse(content: dict[str, Any]) -> None:
-    """Raise ValueError for attention that is not full attention over keys and values of every head."""
+    """Raise ValueError for what does not have full attention over keys and values of every head, or no gated feed-forward layers."""
     if content.get("kv_lora_rank") is not None:
         raise ValueError("kv_lora_rank of CONFIG must be null: latent attention has other products")
     kinds = content.get("layer_types")
-    other = sorted(set(map(str, kinds)) - {"full_attention"}) if isinstance(kinds, list) else []
+    if not isinstance(kinds, list | None):
+        raise ValueError(f"layer_types of CONFIG must be a list, not {kinds!r}")
+    other = sorted(set(map(str, kinds or [])) - {"full_attention"})
     if other:
         raise ValueError(f"layer_types of CONFIG must be full_attention alone, not {', '.join(other)}")
     if content.get("sliding_window") is not None and content.get("use_sliding_window") is not False:
-        raise ValueError(f"sliding_window of CONFIG must be null, not {content['sliding_window']!r}")
+        raise ValueError(
+            f"sliding_window of CONFIG must be null, not {content['sliding_window']!r}: attention over a part of the keys has other products"
+        )
+    family = content.get("model_type")
+    if family is not None and not (isinstance(family, str) and family in FAMILIES):
+        raise ValueError(
+            f"model_type of CONFIG must be of those with full attention and gated feed-forward layers (docs/performance-model.md), or left out, not {family!r}"
+        )

@@ -68,7 +68,7 @@ def point(given: Mapping[str, Any]) -> dict[str, Any]:
         read_model(str(knobs["config"])),
         hardware,
         DATAPATHS[knobs["datapath"]],
-        Mix.of(str(knobs["shares"]), knobs["decode_shares"]),
+        Mix.of(*(str(knobs[name]) for name in ("shares", "decode_shares") if knobs[name] is not None)),
         *(knobs[name] for name in ("prompt", "output", "batch")),
     ).as_json()
     return {name: value for name, value in found.items() if isinstance(value, float)}

@@ -164,11 +164,6 @@ class Mix:
         found: Float = self.decode[np.arange(count) % len(self.decode)]
         return found
 
-    def mean(self, phase: str) -> list[float]:
-        """Return the mean shares of a phase."""
-        found: list[float] = (self.prefill if phase == "prefill" else self.decode.mean(axis=0)).tolist()
-        return found
-
 
 def _shares(text: str) -> Float:
     try:
@@ -195,15 +190,19 @@ def read_mix(path: Path) -> Mix:
     """
     samples = read_trace(path)
     bits = [str(row.get("precision")) for row in _cells(path)]
-    if "None" in bits:
+    if set(bits) == {"None"}:
         bits = [str(row.precision) for row in replay(samples, Policy())]
     known = [str(each) for each in PRECISIONS]
     wrong = sorted(set(bits) - set(known))
     if wrong:
-        raise ValueError(f"precision of TRACE must be one of {', '.join(known)}, not {wrong[0]!r}")
+        raise ValueError(f"precision of TRACE must be one of {', '.join(known)} in each sample, not {wrong[0]!r}")
     by_step: dict[int, tuple[str, list[int]]] = {}
     for sample, bit in zip(samples, bits, strict=True):
         by_step.setdefault(sample.step, (sample.phase, [0, 0, 0]))[1][known.index(bit)] += 1
+    whole = sum(next(iter(by_step.values()))[1])
+    for step, (_, counts) in by_step.items():
+        if sum(counts) != whole:
+            raise ValueError(f"TRACE must have {whole} layers in each step, not {sum(counts)} in step {step}")
     shares = {
         phase: [np.array(counts) / sum(counts) for kind, counts in by_step.values() if kind == phase]
         for phase in ("prefill", "decode")

@@ -240,7 +240,7 @@ def test_constants_say_where_they_come_from():
 
 def test_mixes(tmp_path):
     mix = read_mix(TRACE)
-    assert mix.mean("prefill") == pytest.approx([14 / 30, 2 / 30, 14 / 30])
+    assert mix.prefill == pytest.approx([14 / 30, 2 / 30, 14 / 30])
     assert mix.decode.shape == (384, 3)
     # A trace without precisions goes through the policy, which decides the same.
     lines = [line.split(",") for line in gzip.decompress(TRACE.read_bytes()).decode().splitlines()]
@@ -270,21 +270,36 @@ def test_mixes(tmp_path):
             lambda: Mix.of("nan/50/50"),
             "shares must be three percentages that sum up to 100, as 15/45/40, not 'nan/50/50'",
         ),
-        (lambda: Hardware(clock_mhz=0), "clock_mhz must be positive and finite, not 0"),
-        (lambda: Hardware(bandwidth_gb=float("inf")), "bandwidth_gb must be positive and finite, not inf"),
+        (lambda: Hardware(clock_mhz=0), "clock_mhz must be from 1e-06 to 1e+15, not 0"),
+        (lambda: Hardware(bandwidth_gb=float("inf")), "bandwidth_gb must be from 1e-06 to 1e+15, not inf"),
         (lambda: Hardware(schedule="best"), "schedule must be one of array, rtl, not 'best'"),
         (lambda: Hardware(refined_share=2), "refined_share must be from 0 to 1, not 2"),
         (
             lambda: Hardware(schedule="array", latency=3),
             "latency must be 0 with schedule array, which never waits, not 3",
         ),
-        (lambda: Hardware(latency=-1), "latency must not be negative, not -1"),
+        (lambda: Hardware(latency=-1), "latency must be from 0 to 1048576, not -1"),
         (
             lambda: Hardware(schedule="rtl", overlap=True),
             "overlap must be False with schedule rtl, which overlaps as the hardware does",
         ),
         (lambda: REFERENCE.execution(NVFP4, 8), "precision must be one of 2, 4, 6, not 8"),
-        (lambda: estimate(TINY, REFERENCE, NVFP4, Mix.of("0/100/0"), batch=0), "batch must be at least 1, not 0"),
+        (
+            lambda: estimate(TINY, REFERENCE, NVFP4, Mix.of("0/100/0"), batch=0),
+            "batch must be from 1 to 1048576, not 0",
+        ),
+        (
+            lambda: estimate(TINY, REFERENCE, NVFP4, Mix.of("0/100/0"), output=10**12),
+            "output tokens must be from 1 to 1048576, not 1000000000000",
+        ),
+        (
+            lambda: estimate(TINY, REFERENCE, NVFP4, Mix.of("0/100/0"), 10**4, batch=10**6),
+            "prompt × batch must be at most 2147483648 tokens, not 10000000000",
+        ),
+        (
+            lambda: point({"decode_shares": 5}),
+            "shares must be three percentages that sum up to 100, as 15/45/40, not '5'",
+        ),
         (lambda: point({"datapath": "fp6"}), "datapath must be one of autoematic, nvfp4, autofp2, uniform, not 'fp6'"),
         (lambda: point({"prompt": 2.5}), "prompt must be an integer, not 2.5"),
     ],
@@ -298,10 +313,18 @@ def test_wrong_values_are_named(make, message):
 def test_a_trace_that_does_not_fit(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("step,phase,layer,L_A,G_E,precision\n0,prefill,0,1,,8\n")
-    with pytest.raises(ValueError, match=r"^precision of TRACE must be one of 2, 4, 6, not '8'$"):
+    with pytest.raises(ValueError, match=r"^precision of TRACE must be one of 2, 4, 6 in each sample, not '8'$"):
         read_mix(path)
     path.write_text("step,phase,layer,L_A,G_E,precision\n0,prefill,0,1,,6\n")
     with pytest.raises(ValueError, match=r"^TRACE must have a step of decode$"):
+        read_mix(path)
+    # A line without its precision does not send all the others through the policy.
+    whole = "step,phase,layer,L_A,G_E,precision\n0,prefill,0,1,,6\n0,prefill,1,1,,6\n1,decode,0,1,1,2\n"
+    path.write_text(whole + "1,decode,1,1,1")
+    with pytest.raises(ValueError, match=r"^precision of TRACE must be one of 2, 4, 6 in each sample, not 'None'$"):
+        read_mix(path)
+    path.write_text(whole)
+    with pytest.raises(ValueError, match=r"^TRACE must have 2 layers in each step, not 1 in step 1$"):
         read_mix(path)
 
 
