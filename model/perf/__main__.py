@@ -11,7 +11,7 @@ from typing import Any
 from model.command import Progress, check_outputs, command, write_files
 from model.perf.calibration import calibration
 from model.perf.constants import constants
-from model.perf.estimate import Estimate, estimate
+from model.perf.estimate import Estimate, check, estimate
 from model.perf.hardware import DATAPATHS, PAPER, PRECISIONS, REFERENCE, SCHEDULES, Hardware
 from model.perf.language_model import LanguageModel, packaged, read_model
 from model.perf.paper import figures
@@ -93,6 +93,8 @@ def _request(options: argparse.Namespace, hardware: Hardware, model: LanguageMod
     chosen = [DATAPATHS[name] for name in dict.fromkeys(options.datapaths)]
     sizes = options.prompt, options.output_tokens, options.batch
     progress = Progress(options.quiet or options.schedule == "array")
+    for datapath in chosen:
+        check(model, hardware, datapath, mix, *sizes)
     found: list[Estimate] = []
     for number, datapath in enumerate(chosen, 1):
         found.append(estimate(model, hardware, datapath, mix, *sizes))
@@ -244,11 +246,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _complete(options)
     folder = options.output
     if folder is not None:
-        check_outputs(
-            folder / "estimate.json", *([] if options.no_picture else (folder / f"{x}.svg" for x in _PICTURES))
-        )
-        if not options.no_picture:
+        check_outputs(folder / "estimate.json")
+        if not options.no_picture and options.config != "calibration":
             blank(1, 1)
+            check_outputs(*(folder / f"{name}.svg" for name in _PICTURES if options.config != "paper"))
     if options.config == "paper":
         found, pictures = _paper(options)
     elif options.config == "calibration":

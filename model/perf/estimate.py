@@ -14,7 +14,7 @@ from model.perf.hardware import PRECISIONS, Datapath, Hardware
 from model.perf.language_model import LanguageModel
 from model.perf.workload import Gemm, Mix, decode, prefill
 
-__all__ = ["ENERGIES", "Cost", "Estimate", "Phase", "cost", "estimate"]
+__all__ = ["ENERGIES", "Cost", "Estimate", "Phase", "check", "cost", "estimate"]
 
 Float = NDArray[np.float64]
 
@@ -23,8 +23,8 @@ ENERGIES = ("vector MACs", "idle", "element buffers", "global buffer", "memory")
 
 LARGEST = 2**20
 """Of tokens and sequences: more is a slip of the keyboard, and would take as long to notice."""
-MOST_TOKENS = 2**31
-"""Of all prompts together: rows of a product."""
+MOST_TOKENS = 2**24 - 1
+"""Of all prompts together: rows of a product that a descriptor has a number for."""
 MOST_SIZES = 17
 """Sizes of a kind of product whose cycles are predicted in ``rtl``."""
 
@@ -184,7 +184,7 @@ def _refuse(hardware: Hardware, datapath: Datapath, gemms: Sequence[Gemm], share
             if kv > longest:
                 extended = "" if run.length == 1 else f", {run.length:g} times the product's"
                 raise ValueError(
-                    f"K of {gemm.name} must be at most {longest * lanes} for these banks, not {kv * lanes}{extended}"
+                    f"K of {gemm.name} must be at most {longest * lanes} for these banks, not {kv * lanes}{extended}: {datapath.title}"
                 )
 
 
@@ -282,6 +282,31 @@ def _phase(
     return Phase(name, sums, sum(costs[1:], costs[0]), times)
 
 
+def check(
+    model: LanguageModel, hardware: Hardware, datapath: Datapath, mix: Mix, prompt: int, output: int, batch: int
+) -> None:
+    """Raise ValueError, at once, if :func:`estimate` of the same would."""
+    _phases(model, hardware, datapath, mix, prompt, output, batch)
+
+
+def _phases(
+    model: LanguageModel, hardware: Hardware, datapath: Datapath, mix: Mix, prompt: int, output: int, batch: int
+) -> list[tuple[str, list[Gemm], Float, int]]:
+    """Return name, products, shares and steps of both phases; raise ValueError if they cannot run."""
+    for name, value in (("prompt", prompt), ("output tokens", output), ("batch", batch)):
+        if not 1 <= value <= LARGEST:
+            raise ValueError(f"{name} must be from 1 to {LARGEST}, not {value}")
+    if prompt * batch > MOST_TOKENS:
+        raise ValueError(f"prompt × batch must be at most {MOST_TOKENS} tokens, not {prompt * batch}")
+    phases = [
+        ("prefill", prefill(model, prompt, batch), mix.prefill[None], 1),
+        ("decode", decode(model, prompt + 1.0 + np.arange(output), batch), mix.steps(output), output),
+    ]
+    for _, gemms, shares, _ in phases:
+        _refuse(hardware, datapath, gemms, shares)
+    return phases
+
+
 def estimate(
     model: LanguageModel,
     hardware: Hardware,
@@ -306,16 +331,6 @@ def estimate(
     >>> found.tokens
     16
     """
-    for name, value in (("prompt", prompt), ("output tokens", output), ("batch", batch)):
-        if not 1 <= value <= LARGEST:
-            raise ValueError(f"{name} must be from 1 to {LARGEST}, not {value}")
-    if prompt * batch > MOST_TOKENS:
-        raise ValueError(f"prompt × batch must be at most {MOST_TOKENS} tokens, not {prompt * batch}")
-    phases = (
-        ("prefill", prefill(model, prompt, batch), mix.prefill[None], 1),
-        ("decode", decode(model, prompt + 1.0 + np.arange(output), batch), mix.steps(output), output),
-    )
-    for _, gemms, shares, _ in phases:
-        _refuse(hardware, datapath, gemms, shares)
+    phases = _phases(model, hardware, datapath, mix, prompt, output, batch)
     first, then = (_phase(name, hardware, datapath, gemms, shares, steps) for name, gemms, shares, steps in phases)
     return Estimate(datapath, hardware, first, then, output * batch)

@@ -294,7 +294,7 @@ def test_mixes(tmp_path):
         ),
         (
             lambda: estimate(TINY, REFERENCE, NVFP4, Mix.of("0/100/0"), 10**4, batch=10**6),
-            "prompt × batch must be at most 2147483648 tokens, not 10000000000",
+            "prompt × batch must be at most 16777215 tokens, not 10000000000",
         ),
         (
             lambda: point({"decode_shares": 5}),

@@ -1,6 +1,7 @@
 """The command: tables, JSON, pictures, bad input; the paper's figures."""
 
 import json
+import sys
 from xml.etree import ElementTree
 
 import pytest
@@ -27,6 +28,13 @@ def test_a_request_in_table_json_and_pictures(tmp_path, capsys):
         "AutoFP6 in every layer",
     ]
     assert found["settings"]["rows"] == 8
+    assert found["settings"]["batch"] == 2
+    assert found["settings"]["clock_mhz"] == 1000
+    assert found["dimensions"]["layers"] == 30
+    assert found["weights"] == {"all": 134479872, "token": 134479872}
+    assert [row["speed"] for row in found["rows"]] == [
+        found["rows"][1]["seconds"] / row["seconds"] for row in found["rows"]
+    ]
     assert found["rows"][1]["seconds"] > found["rows"][0]["seconds"] > 0
     assert set(found["rows"][0]["phases"]["decode"]) == {"qkv", "scores", "values", "o", "gate_up", "down", "head"}
     assert main([*SMALL, "-o", str(tmp_path / "b"), "--rows", "8", "--batch", "2"]) == 0
@@ -51,15 +59,21 @@ def test_a_request_in_table_json_and_pictures(tmp_path, capsys):
         ([*SMALL, "--rows", "0"], "rows must be at least 1, not 0"),
         (
             ["smollm2-135m", "--prompt", "130000", "--datapaths", "nvfp4"],
-            "K of values must be at most 131072 for these banks, not 260096, 2 times the product's",
+            "K of values must be at most 131072 for these banks, not 260096, 2 times the product's: NVFP4-only",
         ),
         (
             ["smollm2-135m", "--prompt", "200000", "--schedule", "array"],
-            "K of values must be at most 131072 for these banks, not 200000",
+            "K of values must be at most 131072 for these banks, not 200000: AutoEMatic",
         ),
         ([*SMALL, "--overlap"], "overlap must be False with schedule rtl, which overlaps as the hardware does"),
         ([*SMALL, "--schedule", "array", "--data-width", "64"], "--data-width must be left out with schedule array"),
-        (["paper", "--prompt", "8192"], "--prompt must be left out with paper"),
+        (["paper", "--prompt", "0"], "--prompt must be left out with paper"),
+        ([*SMALL, "--timeline", "4"], "--timeline must be left out with no pictures"),
+        ([*SMALL, "--output-tokens", "0"], "output tokens must be from 1 to 1048576, not 0"),
+        (
+            ["smollm2-135m", "--prompt", "70000", "--datapaths", "autoematic", "nvfp4"],
+            "K of values must be at most 131072 for these banks, not 140032, 2 times the product's: NVFP4-only",
+        ),
         (["calibration", "--schedule", "rtl"], "--schedule must be left out with calibration"),
         (
             [*SMALL, "--trace", "x", "--shares", "0/100/0"],
@@ -74,6 +88,33 @@ def test_bad_input_is_one_line(capsys, arguments, message):
     assert len(captured.err.splitlines()) == 1
     if "rows" not in message:
         assert captured.err == f"model.perf: {message}\n"
+
+
+def test_what_cannot_be_written_is_said_before_the_work(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("model.perf.__main__.estimate", lambda *_: pytest.fail("worked before it looked"))
+    (tmp_path / "file").write_text("")
+    (tmp_path / "taken" / "estimate.json").mkdir(parents=True)
+    for folder, message in (
+        ("file", f"output must be in a folder, which {tmp_path}/file cannot be"),
+        ("taken", f"output must be a file, not the folder {tmp_path}/taken/estimate.json"),
+    ):
+        assert main([*SMALL, "-o", str(tmp_path / folder)]) == 2
+        assert capsys.readouterr().err == f"model.perf: {message}\n"
+    # A module that is None is missing.
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main([*SMALL, "-o", str(tmp_path / "new")]) == 2
+    assert capsys.readouterr().err == "model.perf: pictures need the package matplotlib: pip install matplotlib\n"
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_an_interrupted_request_leaves_nothing(monkeypatch, tmp_path, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("model.perf.__main__.estimate", interrupted)
+    assert main([*SMALL, "-o", str(tmp_path / "new"), "--no-picture"]) == 130
+    assert capsys.readouterr().err == "model.perf: interrupted, nothing was written\n"
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_the_papers_figures_stand_beside_ours(monkeypatch, tmp_path, capsys):
