@@ -101,8 +101,8 @@ class Hardware:
 
     Raises
     ------
-    ValueError
-        A value is out of its range.
+    TypeError, ValueError
+        A value is of another type, or out of its range.
     """
 
     config: AcceleratorConfig = field(
@@ -119,6 +119,13 @@ class Hardware:
     accelerators: int = 1
 
     def __post_init__(self) -> None:
+        for name in ("clock_mhz", "bandwidth_gb", "refined_share"):
+            if isinstance(getattr(self, name), bool) or not isinstance(getattr(self, name), int | float):
+                raise TypeError(f"{name} must be a number, not {getattr(self, name)!r}")
+        for name, kind in (("accelerators", int), ("latency", int), ("overlap", bool)):
+            if type(getattr(self, name)) is not kind:
+                a = "an integer" if kind is int else "True or False"
+                raise TypeError(f"{name} must be {a}, not {getattr(self, name)!r}")
         for name in ("clock_mhz", "bandwidth_gb"):
             value = getattr(self, name)
             if not 1e-6 <= value <= 1e15:

@@ -37,7 +37,7 @@ def hardware_of(settings: Mapping[str, Any]) -> Hardware:
     """
     for name in settings:
         if name not in _HARDWARE + _CONFIG:
-            raise ValueError(f"parameter must be one of {', '.join((*KNOBS, *_HARDWARE, *_CONFIG))}, not {name!r}")
+            raise TypeError(f"parameter must be one of {', '.join((*KNOBS, *_HARDWARE, *_CONFIG))}, not {name!r}")
     config = {name: getattr(REFERENCE.config, name) for name in _CONFIG}
     config |= {name: value for name, value in settings.items() if name in _CONFIG}
     more = {name: value for name, value in settings.items() if name in _HARDWARE}

@@ -300,6 +300,9 @@ def test_mixes(tmp_path):
             lambda: point({"decode_shares": 5}),
             "shares must be three percentages that sum up to 100, as 15/45/40, not '5'",
         ),
+        (lambda: point({"clock_mhz": "fast"}), "clock_mhz must be a number, not 'fast'"),
+        (lambda: point({"accelerators": 1.5}), "accelerators must be an integer, not 1.5"),
+        (lambda: point({"overlap": 3}), "overlap must be True or False, not 3"),
         (lambda: point({"datapath": "fp6"}), "datapath must be one of autoematic, nvfp4, autofp2, uniform, not 'fp6'"),
         (lambda: point({"prompt": 2.5}), "prompt must be an integer, not 2.5"),
     ],
@@ -333,7 +336,7 @@ def test_points_of_sweeps():
     base, wide = point(small), point(small | {"columns": 32, "refinement": "inplace"})
     assert wide["seconds"] < base["seconds"]
     assert wide["area_ge"] > base["area_ge"]
-    with pytest.raises(ValueError, match=r"^parameter must be one of config, datapath, .*, not 'colour'$"):
+    with pytest.raises(TypeError, match=r"^parameter must be one of config, datapath, .*, not 'colour'$"):
         point(small | {"colour": 1})
 
 
