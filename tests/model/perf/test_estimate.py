@@ -346,4 +346,6 @@ def test_areas_of_smaller_accelerators_are_those_measured(size, measured):
     logic = Hardware(AcceleratorConfig(rows=size, columns=size)).area(AUTOEMATIC)["logic"]
     assert logic == pytest.approx(measured, rel=0.02)
     three = Hardware(AcceleratorConfig(rows=size, columns=size), accelerators=3).area(AUTOEMATIC)
+    one = Hardware(AcceleratorConfig(rows=size, columns=size)).area(AUTOEMATIC)
     assert three["logic"] == pytest.approx(3 * logic)
+    assert three["memory"] == pytest.approx(3 * one["memory"])
