@@ -274,7 +274,7 @@ def test_package_report_and_picture_appear_together(seed, tmp_path, monkeypatch,
     use_tiny(seed, monkeypatch, Letters())
     names = ["-o", str(tmp_path / "p"), "--rule", "nmse", "--json", str(tmp_path / "j"), "--picture"]
     assert main([*names, "/dev/full"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == "model.quantize: [Errno 28] No space left on device"
+    assert capsys.readouterr().err.splitlines()[-1] == "model.quantize: [Errno 28] No space left on device: '/dev/full'"
     assert list(tmp_path.iterdir()) == []
     assert main([*names, str(tmp_path / "s")]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["j", "p", "s"]
