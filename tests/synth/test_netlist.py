@@ -119,7 +119,7 @@ def test_a_wrong_gate_has_a_counter_example_that_the_model_confirms(faulty):
         (gatesim.main, ["--vectors", "0"], "--vectors must be positive, not 0"),
         (gatesim.main, ["--seed", "-1"], "--seed must not be negative, not -1"),
         (equivalence.main, [BLOCK, "--timeout", "0"], "--timeout must be positive, not 0"),
-        (equivalence.main, ["nothing.v"], "--top must name the top module of nothing.v"),
+        (equivalence.main, ["nothing.v"], "design must be one of vmac, vmac_nvfp4, vmac_autofp2, weight_encoder, pe"),
         (equivalence.main, [BLOCK, "--liberty", "nothing.lib"], "nothing.lib"),
     ],
 )
